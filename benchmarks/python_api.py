@@ -19,7 +19,7 @@ from cli.supervisor import free_ports
 from cli.tiny import make_checkpoint
 from cli.up import console, running
 from quartet import AsyncOmni
-from quartet.messages import Options
+from quartet.messages import PromptOptions
 
 Said = list[tuple[str, int]]  # of each request its text, and samples of audio
 
@@ -35,7 +35,7 @@ async def over_http(gateway: Gateway, flags: argparse.Namespace) -> tuple[float,
     return took_s, [answer.said for answer in answers]
 
 
-async def by_omni(omni: AsyncOmni, wish: Options, flags: argparse.Namespace) -> tuple[float, Said]:
+async def by_omni(omni: AsyncOmni, wish: PromptOptions, flags: argparse.Namespace) -> tuple[float, Said]:
     """Seconds that the load takes as one list of prompts, and what was said."""
     prompts = [PROMPTS[i % len(PROMPTS)] for i in range(flags.requests)]
     began = time.perf_counter()
@@ -50,7 +50,7 @@ async def measure(url: str, run_directory: Path, flags: argparse.Namespace) -> t
     """Seconds of each round (over HTTP, by Omni). The first round of each side warms up and does not count."""
     gateway = Gateway(url, Wish(flags.tokens, flags.frames, temperature=0.0, seed=0))
     talker = {"temperature": 0.0, "max_frames": flags.frames}
-    wish: Options = {
+    wish: PromptOptions = {
         "speech": True,
         "temperature": 0.0,
         "seed": 0,

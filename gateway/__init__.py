@@ -1,3 +1,3 @@
-"""The HTTP front: an OpenAI-compatible API over the stages. Free of torch, vLLM and model code."""
+"""OpenAI-compatible HTTP API over the stages. Free of torch and model code."""
 
 import services.common  # noqa: F401  before anything imports grpc

@@ -31,7 +31,7 @@ _NOT_STARTED = 3  # exit status, e.g. as the port is taken: uvicorn has logged w
 
 
 def main() -> None:
-    """Reads settings and pipeline, then serves until SIGTERM or SIGINT; running requests are finished first."""
+    """Serves until SIGTERM or SIGINT; running requests finish first."""
     settings, worker = GatewaySettings.load(), Worker.of_this_process()
     if worker is not None:
         settings = settings.of_one(worker.count)

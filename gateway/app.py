@@ -1,4 +1,4 @@
-"""The ASGI application: endpoints, middleware, error bodies, and what operators ask."""
+"""The ASGI application: endpoints, middleware, error bodies, health and metrics."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from gateway.access.api_keys import ApiKeys
 from gateway.access.client_secrets import ClientSecrets
-from gateway.access.shared import Shared
+from gateway.access.shared import SharedState
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoStore
@@ -41,7 +41,7 @@ from gateway.http.connection import ClientGone
 from gateway.http.csrf import OwnPagesOnly
 from gateway.http.json_writer import Json, error_response
 from gateway.http.middleware import BodyLimit, RequestContext, RequireKey
-from gateway.http.workers.forwarding import Forwarding
+from gateway.http.workers.forwarding import WorkerRouter
 from gateway.http.workers.worker import Worker
 from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
@@ -63,10 +63,9 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready", responses={503: {"description": "a stage does not serve"}})
 async def ready(http: Request, partly: bool = False) -> Json:
-    """200 if every stage serves, else 503; with the outputs that can be had now, and the states of stages and replicas.
+    """200 if every stage serves, else 503; the body has the available outputs and the states of stages and replicas.
 
-    `partly=true`: 200 also while stages are away, once every one was checked and some output can be had.
-    """
+    `partly=true`: 200 also if every stage was checked and some output is available."""
     pipeline: Pipeline = http.app.state.gateway.pipeline
     stages, served = pipeline.by_name.items(), pipeline.served
     is_partly_ready = bool(served) and pipeline.is_settled
@@ -83,8 +82,8 @@ async def ready(http: Request, partly: bool = False) -> Json:
 @router.get("/metrics")
 async def metrics(http: Request) -> Response:
     """Prometheus metrics."""
-    told = generate_latest() + router_gauges.exposition(http.app.state.gateway)
-    return Response(told, media_type=CONTENT_TYPE_LATEST)
+    samples = generate_latest() + router_gauges.exposition(http.app.state.gateway)
+    return Response(samples, media_type=CONTENT_TYPE_LATEST)
 
 
 _ENDPOINTS = (
@@ -115,19 +114,17 @@ def create_app(
     credentials: Credentials | None = None,
     worker: Worker | None = None,
 ) -> FastAPI:
-    """The gateway of `pipeline`. Its stages are watched between the app's startup and shutdown.
+    """The gateway of `pipeline`, whose stages it watches while it runs.
 
     Args:
-        settings: of the gateway.
-        pipeline: its stages and outputs.
-        credentials: who the gateway is to the stages; None: connections in the clear.
-        worker: which of the gateway's processes this is; None: the only one.
+        credentials: the gateway's own for the stages; None: no TLS.
+        worker: None: the only process.
 
     Raises:
         YamlError: the file of API keys cannot be used.
     """
     spans = Spans()
-    shared = Shared() if worker is None else Shared(worker.shared_file, worker.number)
+    shared = SharedState() if worker is None else SharedState(worker.shared_file, worker.number)
     keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, shared)
 
     @asynccontextmanager
@@ -141,12 +138,12 @@ def create_app(
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):
                 store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))
-                app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings))
+                app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings.video_limits))
             freeze_heap()
             yield
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
-    app.state.generations = generate.Running()
+    app.state.generations = generate.AbortRegistry()
     app.state.client_secrets = ClientSecrets(shared)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if keys is not None:
@@ -155,7 +152,7 @@ def create_app(
         app.add_middleware(OwnPagesOnly)
     app.add_middleware(RequestContext, spans=spans)  # refusals have an id and a log line, too
     if worker is not None:
-        app.add_middleware(Forwarding, worker=worker)
+        app.add_middleware(WorkerRouter, worker=worker)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.add_exception_handler(ClientDisconnect, _client_disconnect)
@@ -174,7 +171,7 @@ async def _api_error(http: Request, error: Exception) -> Response:
 
 
 async def _http_exception(http: Request, error: Exception) -> Response:
-    """Starlette's own refusals: no such path, no such method."""
+    """Renders Starlette's refusals: no such path, no such method."""
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
     message = f"{http.method} {http.url.path}: {error.detail}"

@@ -1,4 +1,4 @@
-"""What clients are told: the error body of the OpenAI API, and what each kind of failure becomes in it."""
+"""Errors as clients see them, in the OpenAI API's body."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -19,12 +19,12 @@ class ApiError(Exception):
 
     Attributes:
         status: HTTP status.
-        message: what is wrong and how to fix it.
+        message: the fault and its remedy.
         param: request field at fault.
-        code: short machine-readable reason.
+        code: machine-readable reason.
         kind: OpenAI's `error.type`; default by status.
         retry_after_s: seconds for the Retry-After header.
-        log: fields for the request's log line, which clients are not told: addresses, a transport's words.
+        log: fields for the log line, hidden from clients.
     """
 
     status: int
@@ -47,7 +47,6 @@ class ApiError(Exception):
         self.param = param
 
     def body(self) -> dict[str, Any]:
-        """The response body."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
@@ -57,24 +56,23 @@ def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
 
 
 def gateway_fault(where: str = "") -> ApiError:
-    """The 500 for a bug of the gateway's, whose log says what it was: `where` in it, if that can be told."""
+    """The 500 for a bug; `where` points into the log."""
     message = f"internal error; the gateway's log has the details{where}"
     return ApiError(500, message, None, "internal_error")
 
 
 def from_error(kind: str, error: errors.StageError) -> ApiError:
-    """What the client hears of an `error`, and what the request's log line says. It began where its `origin` says, else
-    in the stage of `kind`, or in the gateway itself if that is "gateway"."""
+    """Makes a stage's error an ApiError. `kind` is the stage's kind or "gateway", unless the error has an `origin`."""
     stage = error.origin or kind
-    told = _told(stage, error)
+    refusal = _api_error(stage, error)
     # a stage's reason for a refusal may quote the user
-    told.log |= {"failed_stage": stage, "error": told.param if told.status == 400 else str(error)}
+    refusal.log |= {"failed_stage": stage, "error": refusal.param if refusal.status == 400 else str(error)}
     if error.detail:
-        told.log["detail"] = error.detail
-    return told
+        refusal.log["detail"] = error.detail
+    return refusal
 
 
-def _told(stage: str, error: errors.StageError) -> ApiError:
+def _api_error(stage: str, error: errors.StageError) -> ApiError:
     match error:
         case errors.InvalidInput() if error.field.split(".")[0] not in _BETWEEN_STAGES:
             param = request_field(stage, error.field)
@@ -112,7 +110,7 @@ _TALKER_FIELDS = (
 
 
 def request_field(stage: str, field: str) -> str:
-    """The request's field behind a stage's `field`, e.g. ("talker", "speaker") is "audio.voice"."""
+    """The request's field behind a stage's `field`: ("talker", "speaker") is "audio.voice"."""
     field = field.removeprefix("start.")
     for pattern, replacement in {"thinker": _THINKER_FIELDS, "talker": _TALKER_FIELDS}.get(stage, ()):
         field, count = re.subn(pattern, replacement, field)
@@ -123,12 +121,12 @@ def request_field(stage: str, field: str) -> str:
 
 @contextmanager
 def in_own_terms(names: Mapping[str, str]) -> Iterator[None]:
-    """Gives refusals the names of this endpoint's members. Raises ApiError."""
+    """Renames the members in refusals to this endpoint's. Raises ApiError."""
     try:
         yield
     except errors.StageError as error:
-        told = from_error("gateway", error)
-        if (own := names.get(told.param or "")) is not None:
-            told.message = told.message.replace(f"{told.param}:", f"{own}:", 1)
-            told.param = own
-        raise told from error
+        refusal = from_error("gateway", error)
+        if (own := names.get(refusal.param or "")) is not None:
+            refusal.message = refusal.message.replace(f"{refusal.param}:", f"{own}:", 1)
+            refusal.param = own
+        raise refusal from error

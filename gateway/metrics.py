@@ -7,7 +7,7 @@ from prometheus_client import Counter, Gauge, Histogram
 _LATENCY_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 HTTP_REQUESTS = Counter("quartet_gateway_requests_total", "HTTP requests ended", ["path", "status"])
-RUNNING = Gauge("quartet_gateway_running_requests", "Requests for answers, pictures, sound or videos in progress")
+RUNNING = Gauge("quartet_gateway_running_requests", "Requests for answers, images, sound or videos in progress")
 TTFT = Histogram(
     "quartet_gateway_ttft_seconds", "From a request's arrival to its first text", buckets=_LATENCY_BUCKETS_S
 )
@@ -22,7 +22,7 @@ RTF = Histogram(
 PROMPT_TOKENS = Counter("quartet_gateway_prompt_tokens_total", "Tokens of prompts")
 TEXT_TOKENS = Counter("quartet_gateway_text_tokens_total", "Text tokens of answers")
 AUDIO_SECONDS = Counter("quartet_gateway_audio_seconds_total", "Audio of answers, in seconds")
-IMAGES = Counter("quartet_gateway_images_total", "Pictures made")
+IMAGES = Counter("quartet_gateway_images_total", "Images made")
 VIDEOS = Counter("quartet_gateway_videos_total", "Video jobs ended, but for deleted ones", ["status"])
 KEY_REQUESTS = Counter("quartet_gateway_key_requests_total", "Requests admitted, by the name of their API key", ["key"])
 KEY_REFUSED = Counter(
@@ -69,7 +69,7 @@ SPECULATION_SAVED = Histogram(
 
 
 def came(metric: Histogram, elapsed_s: float, log: dict[str, Any]) -> None:
-    """The first text (TTFT) or audio (TTFA) of a request, `elapsed_s` after it arrived; once for each log line."""
+    """Observes a request's first text (TTFT) or audio (TTFA), once for each log line."""
     name = {TTFT: "ttft_ms", TTFA: "ttfa_ms"}[metric]
     if name not in log:
         metric.observe(elapsed_s)
@@ -77,19 +77,17 @@ def came(metric: Histogram, elapsed_s: float, log: dict[str, Any]) -> None:
 
 
 def spoken(audio_s: float, elapsed_s: float) -> None:
-    """Speech of `audio_s` seconds, complete `elapsed_s` after its request arrived."""
     AUDIO_SECONDS.inc(audio_s)
     if audio_s:
         RTF.observe(elapsed_s / audio_s)
 
 
 def forget_replica(stage: str, replica: str) -> None:
-    """Drops the series of a replica that is gone: addresses would add up for ever."""
+    """Drops the series of a replica that is gone: addresses would add up."""
     for metric in (CHOSEN, LOAD):
         metric.remove_by_labels({"stage": stage, "replica": replica})
 
 
 def forget_key(key: str) -> None:
-    """Drops the series of an API key that is gone."""
     for metric in (KEY_RUNNING, KEY_REQUESTS, KEY_REFUSED):
         metric.remove_by_labels({"key": key})

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -14,10 +15,51 @@ from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.rpc.settings import TlsSettings, words
 
 MIB = 1024 * 1024
+_UNLIMITED = 2**40
+
+
+@dataclass(frozen=True)
+class MediaLimits:
+    """Limits of the media in a request; the settings `media_*` explain them.
+
+    Attributes:
+        load_timeout_s: longest that all files of a request may take.
+    """
+
+    load_timeout_s: float
+    private_addresses: bool
+    fetch_timeout_s: float
+    max_redirects: int
+    max_parts: int
+    max_bytes: int
+    max_total_bytes: int
+    max_image_pixels: int
+    max_request_image_pixels: int
+    min_image_side_pixels: int
+    max_audio_s: float
+    max_video_s: float
+
+    def unlimited(self) -> Self:
+        """These limits for a trusted caller: any address, any number, size and length."""
+        sizes = (
+            *("max_parts", "max_bytes", "max_total_bytes", "max_audio_s", "max_video_s"),
+            *("max_image_pixels", "max_request_image_pixels"),
+        )
+        return replace(self, private_addresses=True, **dict.fromkeys(sizes, _UNLIMITED))
+
+
+@dataclass(frozen=True)
+class VideoLimits:
+    """How many videos are made, and how long they may take."""
+
+    max_running: int
+    max_queued: int
+    timeout_s: float
+    drain_timeout_s: float
 
 
 def _state_dir(name: str) -> Path | None:
-    """Where this user's programs keep what outlives them; None for a user without a home."""
+    """The user's directory for persistent state; None without a home."""
     try:
         base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     except RuntimeError:
@@ -57,7 +99,7 @@ class GatewaySettings(TlsSettings):
         default=None,
         description="address that clients reach, where it is not host: that of a container's published port",
     )
-    page: bool = Field(default=True, description="a page at / to talk, write and make pictures, and to see the stages")
+    page: bool = Field(default=True, description="a page at / to talk, write and make images, and to see the stages")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     workers: int = Field(
@@ -178,8 +220,18 @@ class GatewaySettings(TlsSettings):
     media_max_audio_s: float = Field(default=2400.0, gt=0, description="longest sound")
     media_max_video_s: float = Field(default=1800.0, gt=0, description="longest video")
 
+    @property
+    def media_limits(self) -> MediaLimits:
+        names = [field.name for field in fields(MediaLimits) if field.name != "load_timeout_s"]
+        own = {name: getattr(self, f"media_{name}") for name in names}
+        return MediaLimits(load_timeout_s=self.request_timeout_s, **own)
+
+    @property
+    def video_limits(self) -> VideoLimits:
+        return VideoLimits(self.max_running_videos, self.max_queued_videos, self.video_timeout_s, self.drain_timeout_s)
+
     def of_one(self, workers: int) -> Self:
-        """Those of one of so many processes: its part of what all may have at a time."""
+        """One worker's settings: its share of the limits."""
         parts = ("max_running_requests", "max_realtime_sessions")
         return self.model_copy(update={name: -(-getattr(self, name) // workers) for name in parts})
 

@@ -1,36 +1,38 @@
-"""What the gateway keeps for longer than a request: a SQLite database, in a directory or in memory."""
+"""SQLite databases of data that outlives a request, on disk or in memory."""
 
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
+import structlog
+
+from gateway.errors import ApiError
+
 Result = TypeVar("Result")
+
+log = structlog.get_logger()
 
 
 class StoreError(Exception):
-    """The directory cannot be used; the text says why and what to do."""
+    """The text says why the directory cannot be used, and what to do."""
 
 
 class Store:
-    """One database. It is opened when it is first read or written, or by `async with`.
-
-    Every change is on disk when its call returns.
+    """One database, opened by its first use or by `async with`. Every change is on disk when its call returns.
 
     Args:
-        directory: of the database; made if it does not exist, readable by its owner only. None: memory, which is gone
-            when it is closed.
+        directory: made if it does not exist, readable by its owner only. None: memory.
 
     Attributes:
-        name: of the database, less .sqlite.
-        setting: that names the directory.
+        name: file name without .sqlite.
+        setting: setting of the directory.
         version: of the schema.
-        schema: makes an empty database one of `version`.
-        migrations: by version, what makes a database one of the next.
+        migrations: by version, statements that lead to the next.
         pragmas: of the connection, beside `synchronous`.
     """
 
@@ -49,12 +51,11 @@ class Store:
 
     @property
     def directory(self) -> Path:
-        """Where it is on disk."""
         assert self._directory is not None, "it is in memory"
         return self._directory
 
     def check(self) -> None:
-        """Raises StoreError if the directory cannot be used. Blocking; for a program's start, before its loop runs."""
+        """Raises StoreError if the directory cannot be used. Blocking; for a program's start."""
         self._open()
         self._close()
 
@@ -66,12 +67,11 @@ class Store:
         await self.close()
 
     async def close(self) -> None:
-        """Nothing is read or written any more."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown()
 
     async def run(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """What `call` returns, called in the database's thread. Raises StoreError: the directory cannot be used."""
+        """Calls `call` in the database's thread. Raises StoreError."""
 
         def opened() -> Result:
             self._open()
@@ -80,8 +80,6 @@ class Store:
         return await asyncio.get_running_loop().run_in_executor(self._thread, opened)
 
     async def write(self, statement: str, values: Any) -> None:
-        """Runs one statement."""
-
         def write() -> None:
             with self.database:
                 self.database.execute(statement, values)
@@ -89,11 +87,10 @@ class Store:
         await self.run(write)
 
     async def rows(self, statement: str, values: tuple) -> list[tuple]:
-        """What one statement finds."""
         return await self.run(lambda: self.database.execute(statement, values).fetchall())
 
     def take(self, opened: ExitStack) -> None:
-        """Takes the directory before the database is opened; what `opened` is told to, is done when it is closed."""
+        """Claims the directory before the database is opened; `opened` releases the claim."""
 
     def recover(self) -> None:
         """Ends what an earlier process left unfinished."""
@@ -120,7 +117,7 @@ class Store:
             self._opened = None
 
     def _file(self) -> Path | str:
-        """The database's file, which nobody else may read, in whatever directory; memory's name, if it is there."""
+        """The database's file, private to its owner, or memory's name."""
         if self._directory is None:
             return ":memory:"
         file = self.directory / f"{self.name}.sqlite"
@@ -128,7 +125,6 @@ class Store:
         return file
 
     def _upgrade(self) -> None:
-        """Makes the database one of this version."""
         for pragma in (*self.pragmas, "synchronous = FULL"):  # an answered request outlives a power cut
             self.database.execute(f"PRAGMA {pragma}")
         (version,) = self.database.execute("PRAGMA user_version").fetchone()
@@ -142,3 +138,13 @@ class Store:
                 f"{self.setting} {self._directory}: written by another version of the gateway (format {version}, not "
                 f"{self.version}); use another directory"
             )
+
+
+@contextmanager
+def store_errors(fault: str) -> Iterator[None]:
+    """Turns a store's errors into a 500 that says `fault`. Raises ApiError."""
+    try:
+        yield
+    except (StoreError, sqlite3.Error) as error:
+        log.error(fault, error=str(error))
+        raise ApiError(500, f"{fault} now; the gateway's log says why", None, "storage_failed") from error

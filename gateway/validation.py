@@ -1,4 +1,4 @@
-"""Input that is refused unless it is exactly right: models, and YAML files, whose faults are told with their line."""
+"""Strict pydantic models, whose faults become 400s."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
@@ -20,13 +20,12 @@ class Strict(BaseModel):
 
 
 def first_error(error: ValidationError) -> Any:
-    """The error to tell of: the first, but a misspelt key goes before those that are missing because of it. It does not
-    have its input, which may be a secret."""
+    """The error to report, without its input, a possible secret. A misspelt key goes first: it causes missing ones."""
     return min(error.errors(include_input=False), key=lambda each: each["type"] != "extra_forbidden")
 
 
 def validated(model: type[Model], members: dict[str, Any], strict: bool | None = None) -> Model:
-    """The members as a `model`. Raises ApiError: 400 naming the member at fault."""
+    """Makes a `model` of the members. Raises ApiError: 400 naming the member at fault."""
     try:
         return model.model_validate(members, strict=strict)
     except ValidationError as error:
@@ -45,7 +44,6 @@ _FORMAT_TAGS = {"text", "json_object", "json_schema"}
 
 
 def _from_validation(errors: ValidationError) -> ApiError:
-    """The 400 for pydantic's errors about a request: the first of them, or a misspelt field that causes others."""
     error = first_error(errors)
     if error["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {error['ctx']['error']}", None, "invalid_json")

@@ -14,19 +14,19 @@ KeyPath = tuple[str | int, ...]
 
 
 class YamlError(Exception):
-    """A file that cannot be used; the text reads "FILE:LINE: what and how to fix"."""
+    """A file cannot be used; the text reads "FILE:LINE: fault and remedy"."""
 
 
 @dataclass(frozen=True)
 class YamlSource:
-    """A parsed file: `data`, and for each path of keys and indices in it the line (from 1) of its key or item."""
+    """A parsed file. `lines` has the line (from 1) of each path of keys and indices."""
 
     file: Path
     data: Any
     lines: dict[KeyPath, int]
 
     def parse(self, model: type[Model], explain: Callable[[Any], str]) -> Model:
-        """The data as a `model`. Raises YamlError: what `explain` says of pydantic's first error."""
+        """Makes a `model` of the data. Raises YamlError with what `explain` makes of pydantic's error."""
         try:
             return model.model_validate(self.data)
         except ValidationError as error:
@@ -34,7 +34,7 @@ class YamlSource:
             raise self.error(first["loc"], explain(first)) from None
 
     def error(self, path: Sequence[str | int], what: str) -> YamlError:
-        """The error `what` at the deepest key of `path` that is in the file; names that are not there are skipped."""
+        """The error at the deepest key of `path` that is in the file."""
         found: KeyPath = ()
         for name in path:
             if (*found, name) in self.lines:
@@ -43,11 +43,7 @@ class YamlSource:
 
 
 def read_yaml(file: Path, keys: str) -> YamlSource:
-    """Parses `file`, a mapping with the `keys` that the error says it must have.
-
-    Raises:
-        YamlError: it cannot be read, is no YAML or no mapping, or has a key twice.
-    """
+    """Parses a mapping; errors name its `keys`. Raises YamlError: unreadable, no YAML, no mapping, or a key twice."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

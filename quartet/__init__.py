@@ -1,8 +1,6 @@
 """Omni-modal models from Python, without HTTP: `from quartet import Omni`; see docs/python.md.
 
-What is here is imported when it is first asked for: a stage, which needs the stubs in `quartet.v1` alone, must not load
-the gateway.
-"""
+Names are imported lazily: a stage, which needs only the stubs in `quartet.v1`, must not load the gateway."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

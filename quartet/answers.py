@@ -1,4 +1,4 @@
-"""What a prompt is answered with."""
+"""Answers to prompts."""
 
 import base64
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ _FORMATS = ("wav", "flac", "mp3", "opus", "aac")
 
 @dataclass(frozen=True, eq=False)
 class Audio:
-    """Sound.
+    """Audio.
 
     Attributes:
-        samples: (n,) int16, mono, as the model made them.
+        samples: (n,) int16, mono.
         rate_hz: samples a second.
     """
 
@@ -32,7 +32,6 @@ class Audio:
 
     @property
     def seconds(self) -> float:
-        """Its length."""
         return len(self.samples) / self.rate_hz
 
     @property
@@ -41,11 +40,11 @@ class Audio:
         return self.samples.astype(np.float32) / _PCM16_SCALE
 
     def save(self, path: str | Path) -> None:
-        """Writes a file of the kind that its name ends with: .wav, .flac, .mp3, .opus or .aac.
+        """Writes a .wav, .flac, .mp3, .opus or .aac file.
 
         Raises:
-            Error: it ends otherwise.
-            OSError: it cannot be written.
+            Error: the name ends otherwise.
+            OSError: the file cannot be written.
         """
         kind = Path(path).suffix.removeprefix(".").lower()
         if kind not in _FORMATS:
@@ -57,7 +56,6 @@ class Audio:
         return encode_audio(self.samples.astype("<i2").tobytes(), self.rate_hz, kind)
 
     def _repr_html_(self) -> str:
-        """A player, in a notebook."""
         data = base64.b64encode(self.encoded("flac")).decode()
         return f'<audio controls src="data:audio/flac;base64,{data}"></audio>'
 
@@ -67,12 +65,10 @@ class Audio:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """More of an answer's text.
+    """More text of an answer.
 
     Attributes:
-        text: new characters.
-        token_ids: new tokens; those of a thought, too.
-        reasoning: new characters of the thought before the text.
+        token_ids: new tokens of text and reasoning.
     """
 
     text: str
@@ -82,27 +78,27 @@ class TextDelta:
 
 @dataclass(frozen=True, eq=False)
 class AudioDelta:
-    """More of an answer's sound."""
+    """More audio of an answer."""
 
     audio: Audio
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """The answer to one prompt. Where it failed, `error` says why and the rest is empty.
+    """The answer to one prompt. After a failure only `error` is set.
 
     Attributes:
-        text: what was written; of a model that only speaks, what is spoken.
-        audio: the speech, if it was asked for.
-        images: pictures, of a model that makes them.
-        token_ids: of the text, and of the thought before it.
+        text: the answer; of a model that only speaks, the spoken words.
+        audio: the speech, if asked for.
+        images: of a model that makes images.
+        token_ids: of reasoning and text.
         finish_reason: "stop", "length" or "tool_calls".
-        usage: tokens, as in an HTTP answer: prompt_tokens, completion_tokens, total_tokens, and details of these.
-        reasoning: the thought before the text, of a model that thinks.
-        tool_calls: calls of tools, in OpenAI's form.
-        logprobs: of each token, in OpenAI's form, if they were asked for.
-        timings: where the time went: milliseconds by stage and phase.
-        error: why the prompt of a list was not answered; None if it was.
+        usage: token counts, as in an HTTP answer.
+        reasoning: of a model that thinks.
+        tool_calls: in OpenAI's form.
+        logprobs: of each token, in OpenAI's form, if asked for.
+        timings: milliseconds by stage and phase.
+        error: why a prompt of a list failed.
     """
 
     text: str = ""
@@ -129,17 +125,13 @@ Event = TextDelta | AudioDelta | Answer
 
 
 @dataclass
-class Collected(WholeAnswer):
-    """An answer as it comes.
-
-    Attributes:
-        rate_hz: samples a second of its sound.
-    """
+class AnswerBuilder(WholeAnswer):
+    """Builds an answer of events; its audio has `rate_hz`."""
 
     rate_hz: int = 0
 
-    def told(self, event: events.Event) -> Iterator[Event]:
-        """What a caller is told of an event that has been taken."""
+    def deltas(self, event: events.Event) -> Iterator[Event]:
+        """The caller's events for an event that was taken."""
         match event:
             case events.PromptRead(text=text) if text:
                 yield TextDelta(text, [])
@@ -149,7 +141,6 @@ class Collected(WholeAnswer):
                 yield AudioDelta(_audio(pcm16, self.rate_hz))
 
     def answer(self, wants_logprobs: bool) -> Answer:
-        """All of it, finished."""
         return Answer(
             text=self.text,
             audio=_audio(bytes(self.samples), self.sample_rate_hz) if self.samples else None,

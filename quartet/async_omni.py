@@ -1,4 +1,4 @@
-"""A model in the caller's event loop."""
+"""`AsyncOmni`: a model in the caller's event loop."""
 
 import asyncio
 import logging
@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from quartet.answers import Answer, Event
-from quartet.asking import Asking, start
+from quartet.client import Client, start
 from quartet.errors import Error, StartError
-from quartet.messages import Chat, Message, Options, Prompt, is_batch
-from quartet.system import Setup, close_when_forgotten, place_of
+from quartet.messages import Chat, Message, Prompt, PromptOptions, is_batch
+from quartet.system import Setup, close_when_forgotten, deployment_for
 
 CONCURRENCY = 64  # of one Omni; a stage takes 160 by default, running and queued
 TIMEOUT_S = 600.0
@@ -25,17 +25,17 @@ log = logging.getLogger("quartet")
 
 
 class AsyncOmni:
-    """A model whose stages are asked without HTTP, from one event loop.
+    """A model on stages, used from one event loop without HTTP.
 
-    `async with AsyncOmni(model) as omni:` starts the stages as `quartet up` does and ends them after the block; without
-    the block the first call starts them, and `close`, the interpreter's exit, or its end by any signal ends them.
+    `async with AsyncOmni(model) as omni:` starts the stages as `quartet up` does and ends them after the block. Without
+    the block the first call starts them; `close` or the end of the process ends them.
 
     Args:
         model: checkpoint directory or hub id; None with `address`.
         setup: see `quartet.system.Setup`.
 
     Raises:
-        StartError: what is said here does not fit together, or names what cannot be used.
+        StartError: the arguments contradict each other, or name what cannot be used.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **setup: Unpack[Setup]) -> None:
@@ -48,10 +48,10 @@ class AsyncOmni:
         if not self._timeout_s > 0:
             raise StartError(f"timeout_s: must be above 0, not {self._timeout_s}", "timeout_s")
         self._process_id = os.getpid()
-        self._place = place_of(model, setup)
-        if self._place.started is not None:
-            close_when_forgotten(self, self._place.started)
-        self._starting: asyncio.Task[Asking] | None = None
+        self._deployment = deployment_for(model, setup)
+        if self._deployment.processes is not None:
+            close_when_forgotten(self, self._deployment.processes)
+        self._starting: asyncio.Task[Client] | None = None
         self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -66,15 +66,11 @@ class AsyncOmni:
         await self.close()
 
     async def start(self) -> None:
-        """Returns when every stage serves; the other calls do this by themselves.
-
-        Raises:
-            StartError: a stage cannot start, or is not reached.
-        """
-        await self._asked()
+        """Returns when every stage serves; the other calls wait for this themselves. Raises StartError."""
+        await self._client()
 
     async def close(self) -> None:
-        """Ends what was started; calls that are under way fail. May be called again."""
+        """Ends the stages; running calls fail. May be called again."""
         if self._process_id != os.getpid():
             return
         if self._closing is None:
@@ -83,55 +79,58 @@ class AsyncOmni:
 
     async def _close(self) -> None:
         try:
-            # of another loop, one that has ended, nothing is left to close
+            # a loop that has ended left nothing to close
             if self._starting is not None and self._starting.get_loop() is asyncio.get_running_loop():
                 self._starting.cancel()
-                (asked,) = await asyncio.gather(self._starting, return_exceptions=True)
-                if isinstance(asked, Asking):
-                    await asked.close()
+                (client,) = await asyncio.gather(self._starting, return_exceptions=True)
+                if isinstance(client, Client):
+                    await client.close()
         finally:
-            if (started := self._place.started) is not None:
-                started.begin_to_close()
-                await started.closed()
+            if (processes := self._deployment.processes) is not None:
+                processes.begin_to_close()
+                await processes.closed()
 
     @overload
     async def generate(
-        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer: ...
     @overload
     async def generate(
-        self, prompt: list[str] | list[Chat] | list[Prompt], *, progress: bool | None = None, **options: Unpack[Options]
+        self,
+        prompt: list[str] | list[Chat] | list[Prompt],
+        *,
+        progress: bool | None = None,
+        **options: Unpack[PromptOptions],
     ) -> list[Answer]: ...
     @overload
     async def generate(
-        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]: ...
     async def generate(
-        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]:
-        """The answer to `prompt`, or a list of answers in the order of a list of prompts, which are under way at the
-        same time. Cancelling frees every stage.
+        """Answers `prompt`, or a list of prompts at the same time, in order. Cancelling frees every stage.
 
         Args:
-            prompt: a text, a message, a list of messages in OpenAI's form, or a list of any of these but messages.
-            progress: shows a bar for a list; None: if stderr is a terminal.
-            options: see `quartet.messages.Options`.
+            prompt: a text, a message, a list of messages in OpenAI's form, or a list of texts and such lists.
+            progress: shows a bar for a list; None: on a terminal.
+            options: see `quartet.messages.PromptOptions`.
 
         Raises:
-            Error: the prompt cannot be answered. Of a list, that is its answer's `error`, and the others are answered;
-                an option at fault is raised.
+            Error: the prompt cannot be answered, or an option is at fault. In a list, a prompt's error is in its
+                answer.
             StartError: the stages cannot be started.
         """
-        asked = await self._asked()
+        client = await self._client()
         if not is_batch(prompt):
-            return await asked.answer(prompt, options)
-        asked.check(options)
+            return await client.answer(prompt, options)
+        client.check(options)
         prompts: Sequence[Any] = prompt
         with _bar(len(prompts), progress) as report:
 
             async def one(each: Any) -> Answer:
                 try:
-                    return await asked.answer(each, options)
+                    return await client.answer(each, options)
                 except Error as error:
                     return Answer(error=error)
                 finally:
@@ -144,60 +143,58 @@ class AsyncOmni:
             log.warning("%d of %d prompts were not answered; the first: %s", len(failed), len(answers), failed[0])
         return answers
 
-    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[Event, None]:
-        """The answer to one prompt as it comes: `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the
-        iterator, or cancelling its reader, frees every stage.
+    async def stream(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> AsyncGenerator[Event, None]:
+        """Yields `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the iterator frees every stage.
 
         Raises:
             Error: the prompt cannot be answered, or a stage was lost.
             StartError: the stages cannot be started.
         """
-        asked = await self._asked()
-        async with aclosing(asked.stream(prompt, options)) as events:
+        client = await self._client()
+        async with aclosing(client.stream(prompt, options)) as events:
             async for event in events:
                 yield event
 
     async def images(
         self, prompt: str, *, images: Sequence[Any] = (), mask: Any = None, **options: Any
     ) -> list[Image.Image]:
-        """Pictures of `prompt`, of a pipeline with a dit: a list of Pillow images.
+        """Makes Pillow images from a prompt, by a pipeline with a dit.
 
         Args:
-            prompt: what they show.
-            images: pictures to start from, for a model that edits: each a path, bytes, a Pillow image or an array.
-            mask: of the first of them, for a model that takes one.
+            images: input images, for a model that edits: paths, bytes, Pillow images or arrays.
+            mask: of the first of them.
             options: n, size ("WIDTHxHEIGHT"), seed, num_inference_steps, guidance_scale, negative_prompt, lora.
 
         Raises:
             Error: they cannot be made.
             StartError: the stages cannot be started.
         """
-        asked = await self._asked()
-        return await asked.images(prompt, images, mask, options)
+        client = await self._client()
+        return await client.images(prompt, images, mask, options)
 
-    async def _asked(self) -> Asking:
+    async def _client(self) -> Client:
         if self._process_id != os.getpid():
             raise RuntimeError("this process was forked from the one that made the Omni; make one here")
         if self._closing is not None:
             raise RuntimeError("the Omni is closed")
         if self._starting is None:
-            self._starting = asyncio.create_task(start(self._place, self._concurrency, self._timeout_s))
-            # not `self`, which nobody but the caller may hold
+            self._starting = asyncio.create_task(start(self._deployment, self._concurrency, self._timeout_s))
+            # only the caller may hold `self`
             self._starting.add_done_callback(lambda task, me=weakref.ref(self): _watch(task, me))
         if self._starting.get_loop() is not asyncio.get_running_loop():
             raise RuntimeError("the Omni belongs to another event loop")
         return await asyncio.shield(self._starting)
 
 
-def _watch(task: "asyncio.Task[Asking]", owner: Callable[[], object | None]) -> None:
-    """Has the connections closed when nobody can reach their owner any more."""
+def _watch(task: "asyncio.Task[Client]", owner: Callable[[], object | None]) -> None:
+    """Closes the connections when their owner is garbage."""
     if task.cancelled() or task.exception() is not None:
         return
-    asked, loop, found = task.result(), task.get_loop(), owner()
+    client, loop, found = task.result(), task.get_loop(), owner()
 
     def close() -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(lambda: loop.create_task(asked.close()))
+            loop.call_soon_threadsafe(lambda: loop.create_task(client.close()))
 
     if found is not None:
         weakref.finalize(found, close).atexit = False
@@ -205,7 +202,7 @@ def _watch(task: "asyncio.Task[Asking]", owner: Callable[[], object | None]) -> 
 
 @contextmanager
 def _bar(prompts: int, shown: bool | None) -> Iterator[Callable[[], None]]:
-    """A bar on stderr that counts answers up to `prompts`; None: if that is a terminal. Call it at each answer."""
+    """A bar on stderr; the yielded function counts an answer. None: only on a terminal."""
     console = Console(file=sys.stderr)
     columns = (
         TextColumn("answers"),

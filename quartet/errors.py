@@ -1,4 +1,4 @@
-"""What can go wrong, as a caller in Python sees it."""
+"""Errors of the Python API."""
 
 import re
 from collections.abc import Iterator
@@ -18,51 +18,50 @@ class Error(Exception):
     """A prompt could not be answered; the message says what is wrong and how to fix it.
 
     Attributes:
-        field: the option or the part of a message at fault, e.g. "temperature" or "messages[0].content[1]"; None if it
-            is none of the caller's.
-        code: a short reason for programs, e.g. "invalid_value", "context_length_exceeded", "stage_unavailable".
+        field: the option or message part at fault, e.g. "messages[0].content[1]"; None if none is.
+        code: for programs, e.g. "invalid_value", "context_length_exceeded", "stage_unavailable".
     """
 
     def __init__(self, message: str, field: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.field, self.code = field, code
 
-    def __reduce__(self) -> tuple[Any, ...]:  # to another process, with its attributes
+    def __reduce__(self) -> tuple[Any, ...]:  # pickles the attributes, too
         return type(self), (str(self), self.field, self.code)
 
 
 class StartError(Error):
-    """The stages cannot be started, or are not reached; the message says why, with the end of a log if there is one."""
+    """The stages cannot be started or reached; the message may end with part of a log."""
 
 
 def refused(field: str, reason: str) -> Error:
-    """An error of the caller's in `field`."""
     return Error(f"{field}: {reason}", field, "invalid_value")
 
 
-def from_api(told: ApiError) -> Error:
-    """What an HTTP client would be told, as an `Error`."""
-    field = _OWN_NAMES.get(told.param or "", told.param)
-    message = told.message if field == told.param else told.message.replace(f"{told.param}:", f"{field}:", 1)
-    if told.status == 500 and (detail := told.log.get("error")):  # nobody here must not see it
+def from_api(refusal: ApiError) -> Error:
+    field = _OWN_NAMES.get(refusal.param or "", refusal.param)
+    message = (
+        refusal.message if field == refusal.param else refusal.message.replace(f"{refusal.param}:", f"{field}:", 1)
+    )
+    if refusal.status == 500 and (detail := refusal.log.get("error")):  # the caller owns the stages and may see it
         message = f"{message}: {detail}"
-    return Error(message, field, told.code)
+    return Error(message, field, refusal.code)
 
 
 @contextmanager
 def as_errors() -> Iterator[None]:
-    """Makes what the gateway and the stages raise an `Error`."""
+    """Turns errors of the gateway and the stages into `Error`."""
     try:
         yield
-    except ApiError as told:
-        raise from_api(told) from told
+    except ApiError as refusal:
+        raise from_api(refusal) from refusal
     except StageError as error:
         raise from_api(from_error("gateway", error)) from error
 
 
 @contextmanager
 def as_start_errors() -> Iterator[None]:
-    """Makes what the start of a system raises a `StartError`, with arguments of Python in place of flags."""
+    """Turns errors of a system's start into `StartError`, with Python's arguments in place of flags."""
     try:
         yield
     except (CommandError, YamlError) as error:

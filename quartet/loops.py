@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers that have none."""
+"""An event loop in its own thread."""
 
 import asyncio
 import threading
@@ -12,13 +12,7 @@ Result = TypeVar("Result")
 class LoopThread:
     """Runs coroutines for other threads, until `end`.
 
-    The thread is a daemon: it does not keep the interpreter from ending. Whoever starts processes in it must end them
-    before that.
-
-    Args:
-        name: of the thread.
-        factory: makes its event loop.
-    """
+    The thread is a daemon: processes that it starts must end before the interpreter does."""
 
     def __init__(self, name: str, factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
         self.loop = factory()
@@ -27,21 +21,18 @@ class LoopThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is in this very thread."""
         return threading.current_thread() is self._thread
 
     @property
     def has_ended(self) -> bool:
-        """Whether it takes nothing any more."""
         return not self._thread.is_alive()
 
     def begin(self, coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
-        """Runs `coroutine`; cancelling the future cancels it. Raises RuntimeError: the thread has ended."""
+        """Starts `coroutine`; cancelling the future cancels it. Raises RuntimeError: the thread has ended."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """The result of `coroutine`. If the wait for it is interrupted, by ctrl-C, it is cancelled, and has ended when
-        this raises.
+        """The result of `coroutine`. An interrupt, such as ctrl-C, cancels it and waits for its end.
 
         Raises:
             RuntimeError: called in the thread itself, or the thread has ended.
@@ -66,7 +57,7 @@ class LoopThread:
             raise
 
     def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs what `last` makes, then the thread ends. Does not wait: see `join`. May be called in the thread."""
+        """Runs `last`, then ends the thread. Does not wait; may be called in the thread."""
 
         async def finish() -> None:
             try:
@@ -78,7 +69,7 @@ class LoopThread:
             self.loop.call_soon_threadsafe(lambda: setattr(self, "_last", self.loop.create_task(finish())))
 
     def join(self) -> None:
-        """Returns when the thread has ended; at once if it is the caller's."""
+        """Waits for the thread's end; returns at once in the thread itself."""
         if not self.is_current:
             self._thread.join()
 

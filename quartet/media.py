@@ -1,4 +1,4 @@
-"""Images, sounds and films in a prompt: files, bytes, arrays and Pillow's pictures, beside URLs."""
+"""Images, audio and videos in prompts: files, bytes, arrays and Pillow images, beside URLs."""
 
 import io
 import mimetypes
@@ -14,7 +14,7 @@ import soundfile
 from PIL import Image
 
 from gateway.media.fetch import Fetcher
-from gateway.settings import GatewaySettings
+from gateway.settings import MediaLimits
 from quartet.answers import Audio
 from quartet.errors import refused
 
@@ -27,12 +27,11 @@ _PNG_MODES = ("1", "L", "LA", "I", "P", "RGB", "RGBA")
 
 @dataclass(frozen=True, eq=False)
 class Media:
-    """A part of a message; see `image`, `audio` and `video`.
+    """A media part of a message; see `image`, `audio` and `video`.
 
     Attributes:
-        kind: what it is.
         source: a URL, a path, a file's bytes, a Pillow image or an array.
-        rate_hz: samples a second, of an array of samples.
+        rate_hz: samples a second, of an array.
     """
 
     kind: Kind
@@ -41,17 +40,13 @@ class Media:
 
     @property
     def url(self) -> str | None:
-        """The source, if it is a URL."""
         return self.source if isinstance(self.source, str) and self.source.lower().startswith(_REMOTE) else None
 
     def file(self, field: str) -> bytes:
-        """The bytes of a file of it. Blocking: call it in a thread.
-
-        Args:
-            field: its place, for errors.
+        """The bytes of the file; `field` is its place, for errors. Blocking: call it in a thread.
 
         Raises:
-            Error: it cannot be read, or is nothing that can be sent.
+            Error: it cannot be read, or is no media.
         """
         source = self.source
         if isinstance(source, bytes | bytearray | memoryview):
@@ -65,7 +60,7 @@ class Media:
         if self.kind == "image" and isinstance(source, Image.Image):
             return _png(source)
         if self.kind == "image" and isinstance(source, np.ndarray):
-            return _png(_picture(source, field))
+            return _png(_from_array(source, field))
         if self.kind == "audio" and isinstance(source, Audio):
             return source.encoded("wav")
         if self.kind == "audio" and isinstance(source, np.ndarray):
@@ -84,20 +79,20 @@ def image(source: Any) -> Media:
 
 
 def audio(source: Any, rate_hz: int | None = None) -> Media:
-    """A sound: a URL, a path, a file's bytes, an `Audio`, or an array (n,) or (n, channels) of int16 or float from -1
-    to 1, with `rate_hz` samples a second; also as a tuple of both."""
+    """Audio: a URL, a path, a file's bytes, an `Audio`, or (n,) or (n, channels) int16 or float, -1 to 1, with
+    `rate_hz` samples a second; also as a tuple of both."""
     if isinstance(source, tuple) and len(source) == 2 and rate_hz is None:
         return Media("audio", *source)
     return Media("audio", source, rate_hz)
 
 
 def video(source: Any) -> Media:
-    """A film: a URL, a path, or a file's bytes."""
+    """A video: a URL, a path, or a file's bytes."""
     return Media("video", source)
 
 
 def media_of(value: Any, field: str) -> Media:
-    """The part that a value in a message's content stands for. Raises Error: its kind cannot be told."""
+    """Infers the part of a message from a value. Raises Error: the kind is unclear."""
     if isinstance(value, Media):
         return value
     if isinstance(value, Image.Image):
@@ -118,16 +113,16 @@ def media_of(value: Any, field: str) -> Media:
     )
 
 
-def _png(picture: Image.Image) -> bytes:
+def _png(image: Image.Image) -> bytes:
     file = io.BytesIO()
-    (picture if picture.mode in _PNG_MODES else picture.convert("RGB")).save(file, "png", compress_level=1)
+    (image if image.mode in _PNG_MODES else image.convert("RGB")).save(file, "png", compress_level=1)
     return file.getvalue()
 
 
-def _picture(pixels: np.ndarray, field: str) -> Image.Image:
+def _from_array(pixels: np.ndarray, field: str) -> Image.Image:
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)):
         raise refused(
-            field, f"{list(pixels.shape)} of {pixels.dtype} is no picture: (height, width, 3) of uint8 is wanted"
+            field, f"{list(pixels.shape)} of {pixels.dtype} is no image: (height, width, 3) of uint8 is wanted"
         )
     return Image.fromarray(pixels)
 
@@ -148,22 +143,20 @@ def _wav(samples: np.ndarray, rate_hz: int | None, field: str) -> bytes:
 
 
 class OwnFiles(Fetcher):
-    """Fetches as the gateway does, and has the files that come with prompts besides. They are handed over as they are,
-    not in base64."""
+    """A fetcher that also serves the files of prompts."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        super().__init__(settings)
+    def __init__(self, limits: MediaLimits) -> None:
+        super().__init__(limits)
         self._files: dict[str, bytes] = {}
 
     async def get(self, url: str, kind: str) -> bytes:
-        """The file at `url`; as `Fetcher.get`."""
         if url.startswith(_SCHEME):
             return self._files[url]
         return await super().get(url, kind)
 
     @contextmanager
     def holding(self, files: Sequence[bytes]):
-        """URLs of `files`, good in the block."""
+        """Yields URLs of `files` that are valid in the block."""
         urls = [f"{_SCHEME}{uuid.uuid4().hex}" for _ in files]
         self._files.update(zip(urls, files, strict=True))
         try:

@@ -1,4 +1,4 @@
-"""Prompts: a text, or a chat in OpenAI's form whose contents may have files, arrays and Pillow's images."""
+"""Prompts: a text, or a chat in OpenAI's form with files, arrays and Pillow images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
@@ -11,14 +11,13 @@ Message = Mapping[str, Any]
 Prompt = str | Message | Sequence[Message]
 
 
-class Options(TypedDict, total=False):
-    """How a prompt is answered: members of a chat request of the HTTP API, by their names (docs/api.md), and those of
-    `speech`, `voice`, `images`, `audios` and `videos`, which are of Python alone.
+class PromptOptions(TypedDict, total=False):
+    """Members of a chat request of the HTTP API (docs/api.md), and these of Python alone.
 
     Attributes:
-        speech: the answer is spoken as well: `modalities` ["text", "audio"].
+        speech: whether to speak the answer: `modalities` ["text", "audio"].
         voice: one of the model's voices.
-        images, audios, videos: beside a text: each a URL, a path, bytes, an array, ...; see quartet.image.
+        images, audios, videos: beside a text: URLs, paths, bytes, arrays, ...; see quartet.image.
     """
 
     speech: bool
@@ -63,17 +62,13 @@ _NOT_HERE = {
 
 
 class Chat(list[dict[str, Any]]):
-    """A conversation, turn by turn; a list of messages, to be given as a prompt.
-
-    Args:
-        system: instructions; None: none.
-    """
+    """A conversation, given as a prompt: a list of messages that grows turn by turn."""
 
     def __init__(self, system: str | None = None) -> None:
         super().__init__([] if system is None else [{"role": "system", "content": system}])
 
     def user(self, *parts: Any) -> "Chat":
-        """Adds what the user says and shows: texts, paths, Pillow images, arrays, quartet.image(...), ..."""
+        """Adds the user's texts, paths, Pillow images, arrays, quartet.image(...), ..."""
         self.append({"role": "user", "content": list(parts)})
         return self
 
@@ -83,28 +78,24 @@ class Chat(list[dict[str, Any]]):
         return self
 
     def tool(self, tool_call_id: str, result: str) -> "Chat":
-        """Adds the result of a call that the last answer made."""
+        """Adds the result of a tool call in the last answer."""
         self.append({"role": "tool", "tool_call_id": tool_call_id, "content": result})
         return self
 
 
 def is_batch(prompt: Any) -> bool:
-    """Whether this is a list of prompts, and not one. A list of messages is one."""
+    """Whether this is a list of prompts. A list of messages is one prompt."""
     if isinstance(prompt, str | Mapping | Chat) or not isinstance(prompt, Sequence):
         return False
     return not prompt or not all(isinstance(item, Mapping) for item in prompt)
 
 
-def members(prompt: Any, options: Options, speaks_only: bool) -> tuple[dict[str, Any], list[tuple[str, Media, dict]]]:
-    """(members of a chat request but for its model, its files).
+def members(
+    prompt: Any, options: PromptOptions, speaks_only: bool
+) -> tuple[dict[str, Any], list[tuple[str, Media, dict]]]:
+    """Makes (members of a chat request without model, files).
 
-    Args:
-        prompt: one.
-        options: of the caller.
-        speaks_only: whether the model does nothing but speak.
-
-    Returns:
-        The files are (place, file, the member whose "url" it is to be): what is no URL already.
+    Each file is (place, media, the member whose "url" it fills).
 
     Raises:
         Error: naming the option or the part of a message at fault.

@@ -1,4 +1,4 @@
-"""A model for programs without an event loop."""
+"""`Omni`: a model for programs without an event loop."""
 
 import atexit
 import os
@@ -13,18 +13,17 @@ from rich.console import Console
 from quartet.answers import Answer, Event
 from quartet.async_omni import AsyncOmni
 from quartet.loops import LoopThread
-from quartet.messages import Chat, Message, Options, Prompt
+from quartet.messages import Chat, Message, Prompt, PromptOptions
 from quartet.system import Setup
 
 Result = TypeVar("Result")
 
 
 class Omni:
-    """A model whose stages are asked without HTTP.
+    """A model on stages, used without HTTP and without an event loop. Thread-safe.
 
     `Omni(model)` starts the stages as `quartet up` does, and returns when they serve. They end with the `with` block,
-    `close`, the interpreter's exit, when nobody can reach the Omni any more, and with this process, even if it is
-    killed. May be used from several threads.
+    `close`, this process, or when the Omni is garbage.
 
     Args:
         model: checkpoint directory or hub id; None with `address`.
@@ -35,15 +34,15 @@ class Omni:
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **setup: Unpack[Setup]) -> None:
-        self._held = _Held(AsyncOmni(model, **setup))
-        weakref.finalize(self, self._held.begin_to_close).atexit = False
+        self._state = _OmniState(AsyncOmni(model, **setup))
+        weakref.finalize(self, self._state.begin_to_close).atexit = False
         console = Console(stderr=True)
         try:
             if console.is_terminal:
                 with console.status("starting the stages" if model is not None else "reaching the stages"):
-                    self._held.thread.run(self._held.omni.start())
+                    self._state.thread.run(self._state.omni.start())
             else:
-                self._held.thread.run(self._held.omni.start())
+                self._state.thread.run(self._state.omni.start())
         except BaseException:
             self.close()
             raise
@@ -55,47 +54,44 @@ class Omni:
         self.close()
 
     def close(self) -> None:
-        """Ends what was started, and returns when nothing of it is left. Calls that are under way fail. May be called
-        again."""
-        self._held.close()
+        """Ends the stages and waits for their end; running calls fail. May be called again."""
+        self._state.close()
 
     @overload
     def generate(
-        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: str | Message | Chat, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer: ...
     @overload
     def generate(
-        self, prompt: list[str] | list[Chat] | list[Prompt], *, progress: bool | None = None, **options: Unpack[Options]
+        self,
+        prompt: list[str] | list[Chat] | list[Prompt],
+        *,
+        progress: bool | None = None,
+        **options: Unpack[PromptOptions],
     ) -> list[Answer]: ...
     @overload
     def generate(
-        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]: ...
     def generate(
-        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[Options]
+        self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]:
-        """The answer to `prompt`, or a list of answers in the order of a list of prompts, which are under way at the
-        same time. Ctrl-C frees every stage, and the Omni can be used again.
-
-        Args:
-            prompt: a text, a message, a list of messages in OpenAI's form, or a list of any of these but messages.
-            progress: shows a bar for a list; None: if stderr is a terminal.
-            options: see `quartet.messages.Options`.
+        """Answers a prompt or a list; see `AsyncOmni.generate`. Ctrl-C frees every stage, and the Omni can be used
+        again.
 
         Raises:
-            Error: the prompt cannot be answered. Of a list, that is its answer's `error`, and the others are answered;
-                an option at fault is raised.
+            Error: the prompt cannot be answered, or an option is at fault. In a list, a prompt's error is in its
+                answer.
         """
-        return self._run(self._held.omni.generate(prompt, progress=progress, **options))
+        return self._run(self._state.omni.generate(prompt, progress=progress, **options))
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Generator[Event, None, None]:
-        """The answer to one prompt as it comes: `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the
-        iterator frees every stage.
+    def stream(self, prompt: Prompt, **options: Unpack[PromptOptions]) -> Generator[Event, None, None]:
+        """Yields `TextDelta` and `AudioDelta`, last the whole `Answer`. Closing the iterator frees every stage.
 
         Raises:
             Error: the prompt cannot be answered, or a stage was lost.
         """
-        events = self._held.omni.stream(prompt, **options)
+        events = self._state.omni.stream(prompt, **options)
 
         async def following() -> Event | None:
             return await anext(events, None)
@@ -107,36 +103,30 @@ class Omni:
             while (event := self._run(following())) is not None:
                 yield event
         finally:
-            thread = self._held.thread
-            if thread.is_current:  # found to be garbage there: it cannot wait for itself
+            thread = self._state.thread
+            if thread.is_current:  # collected there: the thread cannot wait for itself
                 thread.begin(close())
             elif not thread.has_ended:
                 thread.run(close())
 
     def images(self, prompt: str, *, images: Sequence[Any] = (), mask: Any = None, **options: Any) -> list[Image.Image]:
-        """Pictures of `prompt`, of a pipeline with a dit: a list of Pillow images.
-
-        Args:
-            prompt: what they show.
-            images: pictures to start from, for a model that edits: each a path, bytes, a Pillow image or an array.
-            mask: of the first of them, for a model that takes one.
-            options: n, size ("WIDTHxHEIGHT"), seed, num_inference_steps, guidance_scale, negative_prompt, lora.
+        """Makes Pillow images; see `AsyncOmni.images`.
 
         Raises:
             Error: they cannot be made.
         """
-        return self._run(self._held.omni.images(prompt, images=images, mask=mask, **options))
+        return self._run(self._state.omni.images(prompt, images=images, mask=mask, **options))
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        if not self._held.is_ours or self._held.thread.has_ended:
+        if not self._state.is_ours or self._state.thread.has_ended:
             work.close()
-            reason = "closed" if self._held.is_ours else "of the process that this one was forked from; make one here"
+            reason = "closed" if self._state.is_ours else "of the process that this one was forked from; make one here"
             raise RuntimeError(f"the Omni is {reason}")
-        return self._held.thread.run(work)
+        return self._state.thread.run(work)
 
 
-class _Held:
-    """What an Omni has, and what outlives it until it has ended: its stages, and the thread that asks them."""
+class _OmniState:
+    """The stages and thread of an Omni; they outlive it until they end."""
 
     def __init__(self, omni: AsyncOmni) -> None:
         self.omni, self._process_id, self._closing = omni, os.getpid(), False
@@ -145,24 +135,24 @@ class _Held:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has the thread: one that was forked from it has not."""
+        """Whether this process has the thread: a fork has none."""
         return self._process_id == os.getpid()
 
     def begin_to_close(self) -> None:
-        """Ends all, without waiting for that. For any thread, and again."""
+        """Ends all without waiting. For any thread; may be called again."""
         if self.is_ours and not self._closing:
             self._closing = True
             self.thread.end(self.omni.close)
 
     def close(self) -> None:
-        """Ends all. If the wait is interrupted, it goes on."""
+        """Ends all; an interrupted wait goes on in the background."""
         self.begin_to_close()
         if self.is_ours:
             self.thread.join()
         _all.discard(self)
 
 
-_all: set[_Held] = set()
+_all: set[_OmniState] = set()
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""The stages behind an Omni: its own, which it starts and ends, or others' that run already."""
+"""The stages of an Omni: its own, or others that run already."""
 
 import asyncio
 import atexit
@@ -24,18 +24,18 @@ Addresses = Mapping[str, str | list[str]]
 
 
 class Setup(TypedDict, total=False):
-    """Where the stages of an Omni are, and how it asks them.
+    """Stages of an Omni and its limits.
 
     Attributes:
         pipeline: YAML file, or name of a shipped one; default: that of the model's family, or of `address`.
-        dit_model: the dit's checkpoint, beside stages of other kinds.
+        dit_model: checkpoint of a dit beside other stages.
         stages: settings of stages to start, by kind: {"thinker": {"max_model_len": 8192}}; docs/services.md lists them.
-        run_directory: for the stages' logs and state.json; default: a temporary one, which goes with the Omni.
-        address: stages that run already: {"thinker": "host:port", ...} by their names in the pipeline, or the directory
-            that `quartet up --run-dir` was given. Nothing is started then.
-        tls: certificates for the connections to the stages.
-        concurrency: prompts under way at a time; more wait. Default 64.
-        timeout_s: longest that one of them may take, waiting for a restarted stage included. Default 600.
+        run_directory: for logs and state.json; default: a temporary one.
+        address: running stages: {"thinker": "host:port", ...} by their names in the pipeline, or a `quartet up
+            --run-dir` directory.
+        tls: certificates for the stages.
+        concurrency: prompts at a time; more wait. Default 64.
+        timeout_s: longest time of a prompt, a stage's restart included. Default 600.
     """
 
     pipeline: str | Path
@@ -49,27 +49,26 @@ class Setup(TypedDict, total=False):
 
 
 @dataclass
-class Place:
-    """Stages that run.
+class Deployment:
+    """Stages in use.
 
     Attributes:
-        pipeline: the file that describes them.
-        addresses: of the stages, by name; those of the file for others.
-        tls: how they are reached.
-        started: those that were started for this.
+        pipeline: its YAML file.
+        addresses: of stages by name; others have the file's.
+        processes: the stages started here.
     """
 
     pipeline: Path
     addresses: Addresses
     tls: Tls = field(default_factory=Tls)
-    started: "Started | None" = None
+    processes: "StageProcesses | None" = None
 
 
-class Started:
-    """Stages of our own, supervised in a thread of their own.
+class StageProcesses:
+    """Stages of our own, supervised in a thread.
 
-    Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG). So it must be one that lives as long as
-    the stages, whatever thread made this.
+    Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG): this thread lives as long as the
+    stages.
 
     Raises:
         CommandError: the options do not fit, or name what cannot be used.
@@ -77,7 +76,7 @@ class Started:
 
     def __init__(self, options: LaunchOptions) -> None:
         self._process_id = os.getpid()
-        self._supervisor = Supervisor(options, progress=_told)
+        self._supervisor = Supervisor(options, progress=_log_progress)
         self._thread = LoopThread("quartet-stages", asyncio.new_event_loop)
         self._starting: Future[None] | None = None
         self._closing = False
@@ -85,7 +84,7 @@ class Started:
         _running.add(self)
 
     async def start(self) -> None:
-        """Returns when all stages serve. From then on one that dies is restarted. For any event loop.
+        """Returns when all stages serve; a stage that dies later is restarted.
 
         Raises:
             LaunchError: a stage ended before all served.
@@ -95,11 +94,11 @@ class Started:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process started them: one that was forked from it has not, and has no thread for them."""
+        """Whether this process started them: a fork has no thread for them."""
         return self._process_id == os.getpid()
 
     def begin_to_close(self) -> None:
-        """Has the stages stopped, without waiting for that. For any thread, and again."""
+        """Stops the stages without waiting. For any thread; may be called again."""
         if self._closing or not self.is_ours:
             return
         self._closing = True
@@ -112,33 +111,31 @@ class Started:
         _running.discard(self)
 
     def wait_closed(self) -> None:
-        """Returns when nothing is left of them. Blocking: an event loop calls `closed`."""
+        """Waits for their end. Blocking."""
         if self.is_ours:
             self._thread.join()
 
     async def closed(self) -> None:
-        """Returns when nothing is left of them."""
         while self.is_ours and not self._thread.has_ended:  # noqa: ASYNC110  there is no event for it
-            await asyncio.sleep(0.02)  # not in a thread: at the interpreter's exit none can be had
+            await asyncio.sleep(0.02)  # no thread can be started at the interpreter's exit
 
 
-_running: set[Started] = set()
+_running: set[StageProcesses] = set()
 
 
 @atexit.register
 def _close_all() -> None:
-    """What nobody has closed by the interpreter's exit."""
-    for started in list(_running):
-        started.begin_to_close()
-    for started in list(_running):
-        started.wait_closed()
+    for processes in list(_running):
+        processes.begin_to_close()
+    for processes in list(_running):
+        processes.wait_closed()
 
 
-def place_of(model: str | os.PathLike[str] | None, setup: Setup) -> Place:
-    """Where the stages are; those that are to be started are not yet.
+def deployment_for(model: str | os.PathLike[str] | None, setup: Setup) -> Deployment:
+    """The deployment that the caller describes; its own stages are not started yet.
 
     Raises:
-        StartError: what the caller says does not fit together, or names what cannot be used.
+        StartError: the arguments contradict each other, or name what cannot be used.
     """
     tls, address = setup.get("tls") or Tls(), setup.get("address")
     named = setup.get("pipeline")
@@ -147,18 +144,18 @@ def place_of(model: str | os.PathLike[str] | None, setup: Setup) -> Place:
         raise StartError(f"model: {reason}; not both" if model is not None else f"model: {reason}", "model")
     with as_start_errors():
         if model is not None:
-            return _to_start(os.fspath(model), setup, tls, named)
+            return _new_deployment(os.fspath(model), setup, tls, named)
         for name in ("dit_model", "stages", "run_directory"):
             if name in setup:
                 raise StartError(f"{name}: only for stages that are started; leave it out beside address", name)
         assert address is not None
         if isinstance(address, Mapping):
-            file = pipeline_file(Path(named)) if named is not None else _fitting(address)
-            return Place(file, address, tls)
-        return _found(Path(address), named, tls)
+            file = pipeline_file(Path(named)) if named is not None else _pipeline_of(address)
+            return Deployment(file, address, tls)
+        return _running_deployment(Path(address), named, tls)
 
 
-def _to_start(model: str, setup: Setup, tls: Tls, named: str | Path | None) -> Place:
+def _new_deployment(model: str, setup: Setup, tls: Tls, named: str | Path | None) -> Deployment:
     run_directory = setup.get("run_directory")
     options = LaunchOptions(
         model,
@@ -169,8 +166,8 @@ def _to_start(model: str, setup: Setup, tls: Tls, named: str | Path | None) -> P
         tls=tls,
         has_gateway=False,
     )
-    started = Started(options)
-    return Place(options.pipeline, started.addresses, tls, started)
+    processes = StageProcesses(options)
+    return Deployment(options.pipeline, processes.addresses, tls, processes)
 
 
 def _flags(kind: str, settings: Mapping[str, Any]) -> list[str]:
@@ -184,8 +181,7 @@ def _flags(kind: str, settings: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def _fitting(address: Addresses) -> Path:
-    """The shipped pipeline whose stages are those that have an address."""
+def _pipeline_of(address: Addresses) -> Path:
     for file in (PIPELINE, *sorted(SHIPPED.glob("*.yaml"))):
         if load_pipeline(file).stages.keys() == address.keys():
             return file
@@ -193,7 +189,7 @@ def _fitting(address: Addresses) -> Path:
     raise StartError(f"address: no shipped pipeline has the stages {names}; say which pipeline they are of", "address")
 
 
-def _found(run_directory: Path, named: str | Path | None, tls: Tls) -> Place:
+def _running_deployment(run_directory: Path, named: str | Path | None, tls: Tls) -> Deployment:
     try:
         state = json.loads((run_directory / "state.json").read_text())
         file = Path(named) if named is not None else Path(state["pipeline"])
@@ -201,14 +197,13 @@ def _found(run_directory: Path, named: str | Path | None, tls: Tls) -> Place:
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{run_directory} has no state.json of a running system: {error}"
         raise StartError(f"address: {reason}; give the directory of `quartet up --run-dir`", "address") from None
-    return Place(pipeline_file(file), addresses, tls)
+    return Deployment(pipeline_file(file), addresses, tls)
 
 
-def _told(name: str, what: str) -> None:
+def _log_progress(name: str, what: str) -> None:
     (log.info if what == "ready" else log.warning)("%s %s", name, what)
 
 
-def close_when_forgotten(owner: object, started: Started) -> None:
-    """Has the stages stopped when nobody can reach `owner` any more. That may be found in any thread, so nothing is
-    waited for."""
-    weakref.finalize(owner, started.begin_to_close).atexit = False
+def close_when_forgotten(owner: object, processes: StageProcesses) -> None:
+    """Stops the stages when `owner` is garbage; any thread may find that, so nothing waits."""
+    weakref.finalize(owner, processes.begin_to_close).atexit = False

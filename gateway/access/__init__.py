@@ -1,1 +1,1 @@
-"""Who may ask for what: API keys, client secrets, and the state that the processes of a gateway share."""
+"""API keys, client secrets, and state that all workers share."""

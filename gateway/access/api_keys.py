@@ -1,4 +1,4 @@
-"""API keys: their file, which is read again when it changes, and what each one's requests take of its limits."""
+"""API keys: their file, which is read again when it changes, and their limits."""
 
 import asyncio
 import hashlib
@@ -16,7 +16,7 @@ import structlog
 from pydantic import Field, StringConstraints
 
 from gateway import metrics
-from gateway.access.shared import Shared
+from gateway.access.shared import SharedState
 from gateway.errors import ApiError
 from gateway.validation import Strict
 from gateway.yaml_source import YamlError, YamlSource, read_yaml
@@ -24,7 +24,7 @@ from services.common.rpc.tls import file_version
 
 CHECK_INTERVAL_S = 1.0
 _WINDOW_S = 60.0
-_RETRY_S = 1.0  # when a place will be free is not known
+_RETRY_S = 1.0  # nobody knows when a slot will be free
 PREFIX = "sk-quartet-"
 _ONE_MORE = "INSERT INTO running VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET requests = requests + 1"
 _RANDOM_BYTES = 32
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 class ApiKeyEntry(Strict):
-    """A key as the file has it."""
+    """A key in the file."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = Field(
         description="in logs and metrics; letters, digits and . _ -"
@@ -50,37 +50,27 @@ class ApiKeyEntry(Strict):
 
 
 class ApiKeyFile(Strict):
-    """The whole file."""
-
     keys: list[ApiKeyEntry] = Field(min_length=1)
 
 
 def new_key() -> str:
-    """A key that nobody can guess: 256 random bits."""
+    """A new key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 
 def digest(key: str) -> str:
-    """SHA-256 of a key, hexadecimal.
-
-    Slow hashes with salt (bcrypt, argon2) are for what people make up: they keep the few likely passwords from being
-    tried. 256 random bits cannot be tried out, whatever the hash, and this one is computed for each request.
-    """
+    """SHA-256, hexadecimal. Slow salted hashes protect guessable passwords; nobody can guess 256 random bits."""
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).hexdigest()
 
 
 def bearer_of(headers: Mapping[str, str]) -> str:
-    """The key in the Authorization header; "" for none."""
+    """The key in the Authorization header, or ""."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     return credentials.strip() if scheme.lower() == "bearer" else ""
 
 
 def read_key_file(file: Path) -> list[ApiKeyEntry]:
-    """The keys in `file`.
-
-    Raises:
-        YamlError: "FILE:LINE: what is wrong and how to fix it". What stands there for a hash is not repeated.
-    """
+    """Reads the keys. Raises YamlError, without repeating a hash."""
     source = read_yaml(file, "key `keys`, a list of what `quartet key` prints")
     entries = source.parse(ApiKeyFile, _explain).keys
     _check_unique(source, entries)
@@ -109,21 +99,16 @@ def _check_unique(source: YamlSource, entries: list[ApiKeyEntry]) -> None:
 
 
 class ApiKey:
-    """A key that may be used now, and what its requests take of its limits.
+    """A usable key and its use of its limits. `entry` is the file's current one; the name never changes."""
 
-    Attributes:
-        entry: what the file says of it now; the name stays.
-    """
-
-    def __init__(self, entry: ApiKeyEntry, shared: Shared | None = None) -> None:
+    def __init__(self, entry: ApiKeyEntry, shared: SharedState | None = None) -> None:
         self.entry, self.name = entry, entry.name
-        self._shared = shared or Shared()
+        self._shared = shared or SharedState()
         self._running_metric = metrics.KEY_RUNNING.labels(self.name)
 
     @contextmanager
     def request(self) -> Iterator[ExitStack]:
-        """A request's place among those that the key may have at a time: held while the request is served, or by what
-        the request started, if that takes it along (`pop_all`) and closes it.
+        """Holds one of the key's slots; `pop_all` takes it along for work that outlives the request.
 
         Raises:
             ApiError: 429, a limit of the key is reached.
@@ -133,12 +118,11 @@ class ApiKey:
             yield place
 
     def hold(self) -> Callable[[], None]:
-        """Another place beside a request's, for what it started and leaves running; the request was let in for it. What
-        is returned gives it back, once."""
+        """Takes another slot for an admitted request's work. The returned function frees it, once."""
         return self._place().close
 
     def _place(self, check: Callable[[sqlite3.Connection], None] = lambda database: None) -> ExitStack:
-        """Counts a request in, if `check` lets it; until it is closed."""
+        """Counts a request in if `check` allows it; closing the result counts it out."""
         with self._shared.change() as database:
             check(database)
             database.execute(_ONE_MORE, (self.name, self._shared.worker))
@@ -168,13 +152,13 @@ class ApiKey:
             raise self._refusal("concurrency", reason, _RETRY_S)
 
     def _check_rate(self, database: sqlite3.Connection) -> None:
-        """Counts the request if it may be made."""
+        """Counts the request if the rate allows it."""
         most, now = self.entry.requests_per_minute, time.monotonic()
         begin = math.inf if most is None else now - _WINDOW_S
         database.execute("DELETE FROM admitted WHERE key_name = ? AND at_s <= ?", (self.name, begin))
         if most is None:
             return
-        # of a limit that was lowered, more than one has to become old
+        # after the limit was lowered, several requests must age first
         newest = "SELECT at_s FROM admitted WHERE key_name = ? ORDER BY at_s DESC LIMIT 1 OFFSET ?"
         if (blocking := database.execute(newest, (self.name, most - 1)).fetchone()) is not None:
             raise self._refusal("rate", f"may make {most} requests a minute", blocking[0] + _WINDOW_S - now)
@@ -187,24 +171,20 @@ class ApiKey:
 
 
 class ApiKeys:
-    """The keys in `file`, and while `watch` runs those that are there then.
-
-    Args:
-        file: of the keys.
-        shared: has what their requests take of their limits.
+    """The keys of a file; `watch` keeps them current. A later fault of the file is logged, and the keys stay.
 
     Raises:
-        YamlError: the file cannot be used. Later, when it has changed, that is logged, and the keys stay as they were.
+        YamlError: the file cannot be used.
     """
 
-    def __init__(self, file: Path, shared: Shared | None = None) -> None:
-        self._file, self._shared = file, shared or Shared()
+    def __init__(self, file: Path, shared: SharedState | None = None) -> None:
+        self._file, self._shared = file, shared or SharedState()
         self._seen = file_version(file)
         self._keys: list[ApiKey] = []
         self._use(read_key_file(file))
 
     def find(self, presented: str) -> ApiKey | None:
-        """The key whose hash is that of `presented`. How long that takes says nothing of the hashes."""
+        """Runs in constant time."""
         presented_digest, found = digest(presented), None
         for key in self._keys:
             if hmac.compare_digest(key.entry.sha256, presented_digest):
@@ -212,11 +192,10 @@ class ApiKeys:
         return found
 
     def of_hash(self, sha256: str) -> ApiKey | None:
-        """The key whose hash is `sha256`, if it is still one of them."""
         return next((key for key in self._keys if key.entry.sha256 == sha256), None)
 
     async def watch(self) -> None:
-        """Reads the file again whenever it has changed, for ever."""
+        """Reads the file again whenever it has changed, forever."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             seen = await asyncio.to_thread(file_version, self._file)

@@ -1,4 +1,4 @@
-"""Short-lived keys that open realtime connections, and where a WebSocket's client presents its key."""
+"""Client secrets: short-lived keys for realtime connections."""
 
 import json
 import secrets
@@ -11,12 +11,12 @@ from typing import Any
 from starlette.requests import HTTPConnection
 
 from gateway.access.api_keys import ApiKey, bearer_of, digest
-from gateway.access.shared import Shared
+from gateway.access.shared import SharedState
 from gateway.errors import ApiError, invalid
 
 PATH = "/v1/realtime"
 AZURE_PATH = "/openai/v1/realtime"  # where Azure's clients look for it
-SUBPROTOCOL = "realtime"  # the one of those that browsers offer which the server takes
+SUBPROTOCOL = "realtime"  # the subprotocol that the server accepts
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 PREFIX = "ek_"
 _RANDOM_BYTES = 32
@@ -28,13 +28,12 @@ _RETRY_S = 10.0
 
 @dataclass(frozen=True)
 class ClientSecret:
-    """What a client secret stands for.
+    """The rights of a client secret.
 
     Attributes:
         expires_at: Unix time in seconds.
-        key_sha256: hash of the API key that it was made with; a key that is replaced by one of its name takes its
-            secrets along. "" where there are no keys.
-        session_json: members of the session, as session.update has them.
+        key_sha256: hash of the API key that made it, without which it is void; "" without keys.
+        session_json: members of the session, as in session.update.
     """
 
     expires_at: int
@@ -43,23 +42,17 @@ class ClientSecret:
 
     @property
     def session(self) -> dict[str, Any]:
-        """What `Session.updated` takes."""
         return json.loads(self.session_json)
 
 
 class ClientSecrets:
-    """Those that have not expired, by the hash of each.
+    """The secrets that have not expired; `now` gives Unix time in seconds."""
 
-    Args:
-        shared: has them.
-        now: Unix time in seconds.
-    """
-
-    def __init__(self, shared: Shared | None = None, now: Callable[[], float] = time.time) -> None:
-        self._shared, self._now = shared or Shared(), now
+    def __init__(self, shared: SharedState | None = None, now: Callable[[], float] = time.time) -> None:
+        self._shared, self._now = shared or SharedState(), now
 
     def make(self, key: ApiKey | None, session: dict[str, Any], lifetime_s: int) -> tuple[str, ClientSecret]:
-        """A new one (its text, what it stands for). Raises ApiError: 429, there are too many; 400, too large."""
+        """A new secret: (text, rights). Raises ApiError: 429, too many secrets; 400, a session too large."""
         session_json = json.dumps(session, ensure_ascii=False)
         if len(session_json) > _MAX_CONFIG_CHARACTERS:
             reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; send the rest by session.update"
@@ -74,14 +67,14 @@ class ClientSecrets:
         return text, made
 
     def find(self, presented: str) -> ClientSecret | None:
-        """The one whose text is `presented`, if it has not expired."""
+        """The unexpired secret whose text is `presented`."""
         statement = "SELECT expires_at, key_sha256, session_json FROM secrets WHERE digest = ? AND expires_at > ?"
         found = self._shared.first(statement, digest(presented), self._now())
         return None if found is None else ClientSecret(*found)
 
 
 def _check_room(database: sqlite3.Connection, name: str, characters: int) -> None:
-    """Raises ApiError: 429, the key `name` has too many secrets, or all keys together."""
+    """Raises ApiError: 429, too many secrets of the key `name`, or of all."""
     held = "SELECT count(*), coalesce(sum(length(session_json)), 0), coalesce(sum(key_name = ?), 0) FROM secrets"
     count, held_characters, of_key = database.execute(held, (name,)).fetchone()
     if name and of_key >= _MAX_SECRETS_PER_KEY:
@@ -96,9 +89,9 @@ def _check_room(database: sqlite3.Connection, name: str, characters: int) -> Non
     raise ApiError(429, message, None, "too_many_client_secrets", "rate_limit_error", _RETRY_S)
 
 
-def key_of(socket: HTTPConnection) -> str:
-    """The key that a WebSocket's client presents, "" for none: in the Authorization header, as Azure's clients do in
-    `api-key`, or as browsers must, which cannot set headers, in a subprotocol."""
+def presented_key(socket: HTTPConnection) -> str:
+    """A WebSocket's key, or "": in the Authorization header, in `api-key` of Azure's clients, or in a subprotocol of
+    browsers, which cannot set headers."""
     if key := bearer_of(socket.headers) or socket.headers.get("api-key", "").strip():
         return key
     offered = (name for name in _offered(socket) if name.startswith(_KEY_SUBPROTOCOL))
@@ -106,7 +99,7 @@ def key_of(socket: HTTPConnection) -> str:
 
 
 def subprotocol_of(socket: HTTPConnection) -> str | None:
-    """What to accept the WebSocket with. A browser that offers subprotocols gives up if none is taken."""
+    """A browser that offers subprotocols gives up if the server takes none."""
     return SUBPROTOCOL if SUBPROTOCOL in _offered(socket) else None
 
 

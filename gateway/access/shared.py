@@ -1,7 +1,4 @@
-"""What the processes of one gateway know together: a small SQLite database, of a file where there are several.
-
-Calls take some 20 us, so they are made on the event loop. It lives as long as the gateway, and outlives each process.
-"""
+"""State that all workers share, in SQLite. Calls take some 20 us, so the event loop makes them."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -20,12 +17,12 @@ CREATE INDEX IF NOT EXISTS admitted_of_key ON admitted (key_name, at_s);
 """
 
 
-class Shared:
-    """The database.
+class SharedState:
+    """The shared database.
 
     Args:
-        file: of all processes; None: memory, of this one.
-        worker: number of this process among them. What one of that number had running before is forgotten.
+        file: None: memory of this process.
+        worker: number of this process; its predecessor's requests are forgotten.
     """
 
     def __init__(self, file: Path | None = None, worker: int = 0) -> None:
@@ -43,7 +40,7 @@ class Shared:
 
     @contextmanager
     def change(self) -> Iterator[sqlite3.Connection]:
-        """While it is open, no other process changes anything; an exception takes back what was changed."""
+        """A transaction that excludes other processes; an exception rolls it back."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield self._database
@@ -53,5 +50,4 @@ class Shared:
         self._database.execute("COMMIT")
 
     def first(self, statement: str, *values: object) -> tuple | None:
-        """The first row that a query finds."""
         return self._database.execute(statement, values).fetchone()

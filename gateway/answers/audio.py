@@ -1,4 +1,4 @@
-"""How sounds are made of a prompt."""
+"""Generation of audio from a prompt."""
 
 from contextlib import aclosing
 from typing import Annotated, Literal
@@ -17,7 +17,7 @@ TASKS = (dit_pb2.DIT_TASK_TEXT_TO_AUDIO,)
 
 
 class AudioRequest(DiffusionRequest):
-    """A sound to be made."""
+    """Audio to be made."""
 
     seconds: Annotated[float, Field(gt=0)] | None = Field(default=None, description="default: the model's")
     n: Annotated[int, Field(ge=1, le=1)] | None = Field(default=None, description="the response is one file")
@@ -34,7 +34,7 @@ class AudioRequest(DiffusionRequest):
 
 
 async def make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tuple[Pieces, int]:
-    """The sound, complete, and its seed. Raises StageError."""
+    """The complete audio, and its seed. Raises StageError."""
     pieces, seed = Pieces(), 0
     async with aclosing(generate(stage, start, (), timeout_s)) as responses:
         async for response in responses:
@@ -49,8 +49,8 @@ async def make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tuple
 
 
 def file_of(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
-    """The file in 16 bit, and its length in seconds. Blocking."""
+    """The 16-bit file, and its length in seconds. Blocking."""
     samples = pieces.array()  # (samples, channels) float32
-    pcm16 = np.rint(np.clip(samples, -1.0, 1.0) * 32767).astype("<i2")
+    pcm16 = np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2")
     file = encode_audio(pcm16.tobytes(), pieces.sample_rate_hz, file_format, channels=samples.shape[1])
     return file, len(samples) / pieces.sample_rate_hz

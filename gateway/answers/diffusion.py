@@ -1,4 +1,4 @@
-"""Bodies of requests for images, videos and audio, and checks against the model's facts."""
+"""Requests for images, videos and audio, checked against the model's capabilities."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _SIZE = re.compile(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,4})")
 
 
 def _weights(value: Any) -> Any:
-    """A name, or a list of names and {name, weight}, as {name: weight}."""
+    """Makes {name: weight} of a name, or of a list of names and {name, weight}."""
     if isinstance(value, str):
         return {value: 1.0}
     if not isinstance(value, list):
@@ -47,7 +47,7 @@ Loras = Annotated[
 
 
 class DiffusionMembers(Strict):
-    """How a diffusion transformer makes what it makes."""
+    """Parameters of a diffusion transformer."""
 
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
     num_inference_steps: Positive | None = None
@@ -64,11 +64,8 @@ class DiffusionRequest(DiffusionMembers):
     user: Any = Field(default=None, description="accepted; without effect")
 
     def start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
-        """The stage's start message, but for what is the endpoint's own.
-
-        Raises:
-            ApiError: 400 naming the member that the model cannot follow.
-        """
+        """The stage's start message, without the endpoint's own members. Raises ApiError: 400 naming the member at
+        fault."""
         if self.negative_prompt is not None and not info.negative_prompt:
             raise invalid("negative_prompt", "this model takes none; leave it out")
         if self.num_inference_steps is not None and self.num_inference_steps > info.max_inference_steps:
@@ -84,16 +81,10 @@ class DiffusionRequest(DiffusionMembers):
 
 
 def fill_size(start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo, file_format: str) -> None:
-    """Sets the size that `size` says.
-
-    Args:
-        start: gets it.
-        size: as the client wrote it.
-        info: the facts of the model.
-        file_format: what the result is written as, a key of MAX_SIDE_PIXELS.
+    """Sets the size of `start`. `file_format` is a key of MAX_SIDE_PIXELS.
 
     Raises:
-        ApiError: 400 naming `size`: it is none, or the model or the format has none such.
+        ApiError: 400 naming `size`: malformed, or not possible for the model or the format.
     """
     match = _SIZE.fullmatch(size)
     if match is None:
@@ -109,13 +100,13 @@ def fill_size(start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo,
 
 
 def _check_side(width: int, height: int, file_format: str) -> None:
-    """Raises ApiError: 400 naming `size`, as no file of the format has so many pixels a side."""
+    """Raises ApiError: 400 naming `size`: too large for the format."""
     if max(width, height) > (most := MAX_SIDE_PIXELS[file_format]):
         raise invalid("size", f"{width}x{height}: {file_format} has at most {most} pixels a side")
 
 
 def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) -> server_info_pb2.DitInfo:
-    """The facts of the stage's model.
+    """The capabilities of the stage's model.
 
     Raises:
         ApiError: 503 while the stage does not serve; 400 naming `model` if the model does none of `tasks`.
@@ -127,7 +118,7 @@ def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) ->
     return stage.info.dit
 
 
-# Members of a request by the stage's fields that they became.
+# Request members by the stage's fields.
 _MEMBERS = {
     "width": "size",
     "height": "size",
@@ -139,8 +130,7 @@ _MEMBERS = {
 
 
 def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiError:
-    """What the client hears of an error of the stage, in the names of the request's members; `images` is the one that
-    the pictures to start from came in."""
+    """Makes an ApiError of a stage's error, in the request's names; `images` is the member of the input images."""
     if isinstance(error, InvalidInput):
         field = error.field.removeprefix("start.")
         member = (_MEMBERS | {"images": images}).get(re.split(r"\W", field)[0], field)
@@ -149,8 +139,8 @@ def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiErr
 
 
 @contextmanager
-def told_of(stage: Stage) -> Iterator[None]:
-    """Makes the stage's errors what the client hears of them. Raises ApiError."""
+def stage_errors(stage: Stage) -> Iterator[None]:
+    """Turns the stage's errors into ApiError."""
     try:
         yield
     except StageError as error:
@@ -161,7 +151,7 @@ _BEST = 100
 
 
 class ImageMembers(Strict):
-    """What is said of pictures wherever they are asked for."""
+    """Size and format of images, wherever they are asked for."""
 
     size: str | None = Field(
         default=None,
@@ -174,7 +164,6 @@ class ImageMembers(Strict):
 
     @property
     def file_format(self) -> ImageFormat:
-        """Format of the files."""
         return self.output_format or "png"
 
     @property
@@ -190,51 +179,52 @@ class ImageMembers(Strict):
             fill_size(start, self.size, info, self.file_format)
 
     def to_base64(self, pixels: np.ndarray) -> str:
-        """The file of a picture (height, width, 3) uint8, in base64. Blocking: call it in a thread.
+        """Encodes (height, width, 3) uint8. Blocking: call it in a thread.
 
         Raises:
-            ApiError: 400, too large for the format; the model chose the size, or it would have been refused before.
+            ApiError: 400, the size that the model chose is too large for the format.
         """
         height, width, _ = pixels.shape
         _check_side(width, height, self.file_format)
         return pybase64.b64encode_as_string(encode_image(pixels, self.file_format, self.file_quality))
 
+    def file_facts(self, pixels: np.ndarray) -> dict[str, str]:
+        """OpenAI's members of the file; they may differ from the request's."""
+        size = f"{pixels.shape[1]}x{pixels.shape[0]}"
+        return {"background": "opaque", "output_format": self.file_format, "quality": "auto", "size": size}
+
 
 class ImageOptions(ImageMembers, DiffusionMembers):
-    """`quartet.dit` of a chat request: how an answer's pictures are made."""
+    """`quartet.dit` of a chat request."""
 
 
 class StreamExtras(Strict):
-    """What OpenAI's API has no place for."""
+    """Members that OpenAI's API lacks."""
 
     progress: bool | None = Field(
-        default=None, description="quartet.progress events of denoising steps, at most ten a second for a picture"
+        default=None, description="quartet.progress events of denoising steps, at most ten a second for an image"
     )
 
 
 class ImageRequest(ImageMembers, DiffusionRequest):
-    """A request for pictures: OpenAI's members and those of diffusion models."""
+    """A request for images: OpenAI's members and those of diffusion models."""
 
-    n: Positive | None = Field(default=None, description="picture i has seed + i")
+    n: Positive | None = Field(default=None, description="image i has seed + i")
     quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] | None = Field(
         default=None, description="accepted; without effect: num_inference_steps is what changes it"
     )
-    response_format: Literal["b64_json"] | None = Field(default=None, description="pictures are not kept here: no url")
+    response_format: Literal["b64_json"] | None = Field(default=None, description="images are not kept here: no url")
     background: Literal["auto", "opaque"] | None = Field(default=None, description="always opaque")
     moderation: Literal["auto", "low"] | None = Field(default=None, description="accepted; nothing is moderated")
     safety_identifier: Any = Field(default=None, description="accepted; without effect")
     stream: bool | None = None
     partial_images: Annotated[int, Field(ge=0, le=3)] | None = Field(
-        default=None, description="previews of each picture, at most 256 pixels a side; only with stream"
+        default=None, description="previews of each image, at most 256 pixels a side; only with stream"
     )
     quartet: StreamExtras | None = None
 
     def image_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
-        """The stage's start message, without files and id.
-
-        Raises:
-            ApiError: 400 naming the member that contradicts another or the model.
-        """
+        """The stage's start message, without files and id. Raises ApiError: 400 naming the member at fault."""
         if self.partial_images and not self.stream:
             raise invalid("partial_images", "only with stream: true")
         if self.quartet is not None and self.quartet.progress and not self.stream:
@@ -243,7 +233,7 @@ class ImageRequest(ImageMembers, DiffusionRequest):
         self.fill(start, info)
         start.count = self.n or 1
         if start.count > info.max_count:
-            raise invalid("n", f"at most {info.max_count} pictures a request")
+            raise invalid("n", f"at most {info.max_count} images a request")
         steps = self.num_inference_steps or info.default_inference_steps
         start.previews = min(self.partial_images or 0, max(0, steps - 1))
         return start

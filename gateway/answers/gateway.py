@@ -4,7 +4,7 @@ import asyncio
 import time
 import uuid
 
-from gateway.access.shared import Shared
+from gateway.access.shared import SharedState
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.voice_store import VoiceStore
 from gateway.errors import ApiError, from_error, invalid
@@ -15,7 +15,7 @@ from gateway.pipeline.config import PipelineConfig, TalkerSampling
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
-from gateway.profiling.fan_out import Profiling
+from gateway.profiling.fan_out import Profiler
 from gateway.settings import GatewaySettings
 from quartet.v1 import talker_pb2
 from services.common.rpc.call import Admission
@@ -48,7 +48,7 @@ class Gateway:
         channels: Channels,
         spans: Spans | None = None,
         fetcher: Fetcher | None = None,
-        shared: Shared | None = None,
+        shared: SharedState | None = None,
     ) -> None:
         self.settings = settings
         self.pipeline = Pipeline(
@@ -59,11 +59,11 @@ class Gateway:
             settings.affinity_max_imbalance,
             channels=channels,
         )
-        self.fetcher = fetcher or Fetcher(settings)
+        self.fetcher = fetcher or Fetcher(settings.media_limits)
         self.transcripts = Transcripts(settings.audio_ttl_s, shared)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.spans = Spans() if spans is None else spans
-        self.profiling = Profiling(self.pipeline, self.spans, settings.request_timeout_s)
+        self.profiling = Profiler(self.pipeline, self.spans, settings.request_timeout_s)
         self.realtime_sessions = 0
         self.videos: VideoJobs | None = None  # where a stage makes videos, and this process has the jobs
         self.administration = asyncio.Lock()
@@ -235,8 +235,8 @@ def not_reached(stage: Stage) -> ApiError:
 class Transcripts:
     """Transcripts by audio id, each for `ttl_s` seconds, in `shared`; the oldest go first when there are too many."""
 
-    def __init__(self, ttl_s: float, shared: Shared | None = None) -> None:
-        self._ttl_s, self._shared = ttl_s, shared or Shared()
+    def __init__(self, ttl_s: float, shared: SharedState | None = None) -> None:
+        self._ttl_s, self._shared = ttl_s, shared or SharedState()
 
     def new_id(self) -> tuple[str, int]:
         """A new audio id, and the Unix time, in seconds, at which it expires."""

@@ -1,4 +1,4 @@
-"""A chat whose model makes images: the user's last message is the prompt."""
+"""Chats whose model makes images; the user's last message is the prompt."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 from gateway.answers.conversation import ImagePart
 from gateway.answers.diffusion import ImageOptions, ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageGeneration, image_facts, load_pictures
+from gateway.answers.images import ImageGeneration, image_facts, load_images
 from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.request import ChatCompletionRequest
 from gateway.errors import ApiError, invalid
@@ -21,13 +21,7 @@ _OWN_NAME = {"model", "n", "seed"}
 
 
 class ImageChat:
-    """One chat request that images answer.
-
-    Args:
-        gateway: the gateway.
-        request: the request, valid by itself.
-        stage: makes the images.
-    """
+    """A chat that images answer."""
 
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, stage: Stage) -> None:
         self._gateway, self._request, self._stage = gateway, request, stage
@@ -35,12 +29,7 @@ class ImageChat:
         self._prompt_field = "messages"
 
     async def generation(self, request_id: str, deadline: float, log: dict[str, Any]) -> ImageGeneration:
-        """The generation of the images, with its files loaded.
-
-        Args:
-            request_id: for the stage.
-            deadline: `time.monotonic()` at which the request's time is over.
-            log: fields of the request's log line, filled in here.
+        """The generation, with its files loaded; `deadline` is in `time.monotonic()`.
 
         Raises:
             ApiError: 400 naming the member at fault.
@@ -58,12 +47,12 @@ class ImageChat:
         if len(images) > info.max_images:
             reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
             raise invalid(images[info.max_images].field, reason)
-        await load_pictures(self._gateway, images)
+        await load_images(self._gateway, images)
         start.request_id = request_id
         return ImageGeneration(self._stage, start, images, None, deadline, log)
 
     async def urls(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, str], None]:
-        """(index, data URL) of each image, as it is finished. Raises ApiError: it names the chat's own members."""
+        """Yields (index, data URL) of each finished image. Raises ApiError naming the chat's own members."""
         with self._in_chat_terms():
             async with aclosing(generation.finished()) as finished:
                 async for image in finished:

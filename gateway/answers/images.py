@@ -1,4 +1,4 @@
-"""How images are made, of a prompt alone or of other images."""
+"""Generation of images from a prompt or from other images."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ import numpy as np
 
 from gateway import metrics
 from gateway.answers.answer import timings
-from gateway.answers.diffusion import ImageRequest, require_info, told_of
+from gateway.answers.diffusion import ImageRequest, require_info, stage_errors
 from gateway.answers.gateway import Gateway
 from gateway.errors import invalid
 from gateway.media.check import MediaFile, image_pixels, load_media
@@ -22,30 +22,28 @@ from services.common.errors import InternalError
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An output, (height, width, 3) uint8: finished, or a preview of what it looks like by now, the `preview`th."""
+class GeneratedImage:
+    """An output, (height, width, 3) uint8. `preview` counts its previews; None: it is finished."""
 
     output: int
     pixels: np.ndarray
     preview: int | None = None
 
 
-Event = dit_pb2.DitProgress | Picture
+Event = dit_pb2.DitProgress | GeneratedImage
 
 
 @dataclass
 class ImageGeneration:
-    """Makes the pictures of one request.
+    """Generates the images of one request.
 
     Attributes:
-        stage: makes them.
-        start: what the stage gets, without files.
-        images: the pictures to start from; they have been loaded.
-        mask: of the first of them; loaded too.
-        deadline: `time.monotonic()` at which the request's time is over.
+        start: without files.
+        images, mask: loaded.
+        deadline: in `time.monotonic()`.
         log: fields of the request's log line, filled in here.
-        started: what the stage settled; of use after the first event.
-        summary: set when the events have ended.
+        started: set before the first event.
+        summary: set after the last event.
     """
 
     stage: Stage
@@ -62,15 +60,15 @@ class ImageGeneration:
             self.start.images.add(field=image.field)
         if self.mask is not None:
             self.start.mask.field = self.mask.field
-        self.log |= {"pictures": self.start.count, "inputs": len(self.images)}
+        self.log |= {"images": self.start.count, "inputs": len(self.images)}
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """What happens, as it does. Closing the generator cancels the stage's call. Raises ApiError."""
+        """Yields progress, previews and images. Closing the generator cancels the stage's call. Raises ApiError."""
         outputs: dict[int, Pieces] = {}
         made = 0
-        files = [picture.content for picture in (*self.images, *([self.mask] if self.mask else []))]
+        files = [image.content for image in (*self.images, *([self.mask] if self.mask else []))]
         left_s = max(0.001, self.deadline - time.monotonic())
-        with told_of(self.stage):
+        with stage_errors(self.stage):
             async with aclosing(generate(self.stage, self.start, files, left_s)) as responses:
                 async for response in responses:
                     match response.WhichOneof("message"):
@@ -81,29 +79,27 @@ class ImageGeneration:
                             yield response.progress
                         case "preview":
                             preview = response.preview
-                            yield Picture(preview.output, _picture(to_numpy(preview.pixels)), preview.index)
+                            yield GeneratedImage(preview.output, _checked(to_numpy(preview.pixels)), preview.index)
                         case "piece":
                             index = response.piece.output
                             pieces = outputs.setdefault(index, Pieces())
                             pieces.add(response.piece)
                             if pieces.complete:
-                                yield Picture(index, _picture(await asyncio.to_thread(outputs.pop(index).array)))
+                                yield GeneratedImage(index, _checked(await asyncio.to_thread(outputs.pop(index).array)))
                                 made += 1
                         case "summary":
                             self.summary = response.summary
             if made != self.start.count:
-                raise InternalError(f"the stage made {made} of {self.start.count} pictures")
+                raise InternalError(f"the stage made {made} of {self.start.count} images")
         metrics.IMAGES.inc(made)
 
-    async def finished(self) -> AsyncGenerator[Picture, None]:
-        """The finished pictures of `events`."""
+    async def finished(self) -> AsyncGenerator[GeneratedImage, None]:
         async with aclosing(self.events()) as events:
             async for event in events:
-                if isinstance(event, Picture) and event.preview is None:
+                if isinstance(event, GeneratedImage) and event.preview is None:
                     yield event
 
     def quartet(self) -> dict[str, Any]:
-        """How the pictures were made, and where the time went."""
         return {
             "seed": self.started.seed,
             "num_inference_steps": self.started.num_inference_steps,
@@ -112,33 +108,33 @@ class ImageGeneration:
         }
 
 
-def _picture(pixels: np.ndarray) -> np.ndarray:
+def _checked(pixels: np.ndarray) -> np.ndarray:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
-        raise InternalError(f"the stage sent {list(pixels.shape)} of {pixels.dtype}, which is no picture of 8 bit")
+        raise InternalError(f"the stage sent {list(pixels.shape)} of {pixels.dtype}, which is no image of 8 bit")
     return pixels
 
 
 def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
-    """The facts of the stage's model. Raises ApiError: 503 while it does not serve, 400 if it makes no pictures so."""
+    """The stage's capabilities. Raises ApiError: 503 while it does not serve, 400 if its model does not make images
+    so."""
     if edits:
-        return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of pictures")
-    return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "pictures of a prompt alone")
+        return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of images")
+    return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "images of a prompt alone")
 
 
-async def load_pictures(gateway: Gateway, pictures: Sequence[MediaFile]) -> None:
-    """Fetches and checks what a stage is to start from.
+async def load_images(gateway: Gateway, images: Sequence[MediaFile]) -> None:
+    """Fetches and checks input images.
 
     Raises:
-        ApiError: 400 naming the first picture that is at fault, or, each being good by itself, that is more than a
-            stage is to hold decoded for one request; 504, too slow.
+        ApiError: 400 naming the first image that is at fault, or that exceeds the pixels of one request; 504, too slow.
     """
-    await load_media(gateway.fetcher, pictures)
-    pixels, most = 0, gateway.settings.media_max_request_image_pixels
-    for picture in pictures:
-        pixels += await asyncio.to_thread(image_pixels, picture.content)
+    await load_media(gateway.fetcher, images)
+    pixels, most = 0, gateway.fetcher.limits.max_request_image_pixels
+    for image in images:
+        pixels += await asyncio.to_thread(image_pixels, image.content)
         if pixels > most:
             reason = f"with it the request's images have {pixels} pixels; together they may have {most}"
-            raise invalid(picture.field, reason, "invalid_media")
+            raise invalid(image.field, reason, "invalid_media")
 
 
 async def to_generation(
@@ -150,7 +146,7 @@ async def to_generation(
     deadline: float,
     log: dict[str, Any],
 ) -> ImageGeneration:
-    """What makes the pictures of a request, with the files checked; see `ImageGeneration`.
+    """The generation for a request, with checked files.
 
     Raises:
         ApiError: 400 naming the member at fault; 404 and 503 as `Gateway.stage_for`.
@@ -164,6 +160,6 @@ async def to_generation(
         raise invalid("mask", "this model takes none; leave it out")
     if mask is not None and len(images) > 1:
         raise invalid("mask", "only with one image, which it is a mask of")
-    await load_pictures(gateway, [*images, *([mask] if mask else [])])
+    await load_images(gateway, [*images, *([mask] if mask else [])])
     start.request_id = request_id
     return ImageGeneration(stage, start, images, mask, deadline, log)

@@ -8,7 +8,6 @@ from typing import Any
 from google.protobuf.message import Message as ProtoMessage
 
 from gateway.answers import conversation
-from gateway.answers.delivery import Delivery, VoiceId, deliver
 from gateway.answers.gateway import Gateway, not_reached
 from gateway.answers.request import (
     ChatCompletionRequest,
@@ -18,13 +17,14 @@ from gateway.answers.request import (
     ToolChoice,
     WriterSampling,
 )
+from gateway.answers.voice_options import VoiceId, VoiceOptions, plan_speech
 from gateway.errors import invalid
 from gateway.media.check import MediaFile, load_media
 from gateway.pipeline.run import Job, speech
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
 
-_MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
+MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
 # Members that say how text is written; those that say how it is sampled are not read where none is.
 _FOR_WRITERS = ("lora", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
@@ -149,7 +149,7 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
 
 def refuse_large(start: thinker_pb2.GenerateStart, field: str) -> None:
     """Raises ApiError: 400 naming `field`, `start` is more than a message may be."""
-    if start.ByteSize() > _MAX_START_BYTES:
+    if start.ByteSize() > MAX_START_BYTES:
         raise invalid(field, "more text than a request can have", "context_length_exceeded")
 
 
@@ -166,8 +166,8 @@ async def _say(gateway: Gateway, request: ChatCompletionRequest, text: str, owne
     talker = gateway.pipeline.info("talker")
     if talker is None:
         raise not_reached(gateway.pipeline.main)
-    asked = Delivery(voice=None if request.voice is None else VoiceId(id=request.voice))
-    start = (await deliver(gateway, asked, talker, owner, voice="audio.voice")).start
+    asked = VoiceOptions(voice=None if request.voice is None else VoiceId(id=request.voice))
+    start = (await plan_speech(gateway, asked, talker, owner, voice="audio.voice")).start
     start.text.text = text
     start.sampling.CopyFrom(gateway.talker_sampling(request.quartet.talker, request.seed))
     return start

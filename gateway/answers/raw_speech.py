@@ -1,4 +1,4 @@
-"""Speech after a raw prompt, Quartet's own part of `/inference/v1/generate`: codec frames, their sound, or both."""
+"""Speech of a raw prompt, Quartet's own part of `/inference/v1/generate`: codec frames, audio, or both."""
 
 import asyncio
 import secrets
@@ -25,7 +25,7 @@ _ENDS = {
 
 
 class SpeechParams(Strict):
-    """How what is written is spoken, and what is told of it."""
+    """How the text is spoken, and what is returned of it."""
 
     voice: str | None = Field(default=None, description="one of the model's voices; default: its first")
     codes: bool = Field(default=True, description="the codec frames, as the talker samples them")
@@ -37,7 +37,7 @@ class SpeechParams(Strict):
     logprobs: Any = Field(default=None, description="refused: those of codes are not told")
 
     def check(self, gateway: Gateway, stream: bool) -> None:
-        """Raises ApiError: 400 naming a member that contradicts another, or that nothing here follows."""
+        """Raises ApiError: 400 naming a member that contradicts another, or is not supported."""
         if gateway.pipeline.config.outputs.speech is None:
             raise invalid("speech", "this server does not speak; leave it out")
         if self.logprobs is not None:
@@ -51,17 +51,7 @@ class SpeechParams(Strict):
 
 
 class RawSpeech:
-    """What one request wants to hear.
-
-    Args:
-        gateway: the gateway.
-        params: checked.
-        seed: of the text; counts where `params` has none.
-        stream: whether the answer is told in pieces.
-
-    Attributes:
-        start: what the talker gets; it has a seed.
-        audio: whether sound is wanted.
+    """Speech of one request. `seed` is the text's, used where `params` has none.
 
     Raises:
         ApiError: 400, there is no such voice; 503, the talker or code2wav was never found serving.
@@ -87,7 +77,6 @@ class RawSpeech:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What the frames are, which is the same for all of them."""
         return {
             "code_groups": self._groups,
             "frames_per_second": self._rate_hz / self._samples,
@@ -95,24 +84,22 @@ class RawSpeech:
         }
 
     def delta(self, event: CodesDelta | AudioDelta) -> dict[str, Any]:
-        """What is new."""
         if isinstance(event, CodesDelta):
             return {"codes": event.frames}
         return {"audio": self._encoded(event.pcm16)}
 
     def end(self, answer: WholeAnswer) -> dict[str, Any]:
-        """Why the speech ended, and by which seed it can be had again."""
+        """The reason of the end, and the seed."""
         talker = answer.end and answer.end.talker
         reason = _ENDS.get(talker.end, "stop") if talker else "abort"
         return {"seed": self.start.sampling.seed + answer.index, "finish_reason": reason}
 
     async def whole(self, answer: WholeAnswer) -> dict[str, Any]:
-        """All of it."""
-        told: dict[str, Any] = {"codes": answer.codes} if self._codes else {}
+        speech: dict[str, Any] = {"codes": answer.codes} if self._codes else {}
         if self.audio:
             sound = bytes(answer.samples)
-            told["audio"] = await asyncio.to_thread(self._encoded, sound) if sound else None
-        return told | self.end(answer)
+            speech["audio"] = await asyncio.to_thread(self._encoded, sound) if sound else None
+        return speech | self.end(answer)
 
     def _encoded(self, pcm16: bytes) -> dict[str, Any]:
         data = encode_audio(pcm16, self._rate_hz, self._format)

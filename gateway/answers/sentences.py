@@ -14,8 +14,8 @@ _PAUSES = (
 
 
 def cut(text: str, most_bytes: int) -> list[str]:
-    """The pieces of `text`, of at most `most_bytes` of UTF-8 each, as few as there can be when each is cut at its last
-    good place: after a sentence, else a clause, else a word, else a character. Together they are the whole text."""
+    """Cuts `text` into the fewest pieces of at most `most_bytes` of UTF-8, at sentences, else clauses, words,
+    characters."""
     pieces = []
     while len(text.encode()) > most_bytes:
         room = len(text.encode()[:most_bytes].decode(errors="ignore"))

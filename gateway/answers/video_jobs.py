@@ -1,4 +1,4 @@
-"""Makes videos in the background: so many at a time, the others wait in their order."""
+"""Makes videos in the background, in order, a limited number at a time."""
 
 import asyncio
 import os
@@ -15,12 +15,12 @@ import structlog
 
 from gateway import metrics
 from gateway.answers.diffusion import from_stage
-from gateway.answers.video_store import Video, VideoStore
+from gateway.answers.video_store import VideoJob, VideoStore
 from gateway.errors import ApiError
 from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
 from gateway.pipeline.dit import Misfit, generate, to_numpy
 from gateway.pipeline.stage import Stage
-from gateway.settings import GatewaySettings
+from gateway.settings import VideoLimits
 from quartet.v1 import dit_pb2
 from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
 
@@ -34,33 +34,27 @@ _BEFORE_FILE = 99  # percent: the steps are done, the file is not
 log = structlog.get_logger()
 
 
-class _Job:
-    """A video that has not ended, and what makes it."""
+class _VideoTask:
+    """An unfinished video and the task that makes it."""
 
-    def __init__(self, video: Video, stage: Stage, start: dit_pb2.DitStart) -> None:
+    def __init__(self, video: VideoJob, stage: Stage, start: dit_pb2.DitStart) -> None:
         self.video, self.stage, self.start = video, stage, start
         self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.task: asyncio.Task[None]
 
     @property
     def waits(self) -> bool:
-        """Whether no stage works on it."""
         return self.video.status == "queued"
 
 
 class VideoJobs:
-    """The jobs of a store. Use as `async with VideoJobs(...)`.
+    """The jobs of an open store. Use as `async with VideoJobs(...)`."""
 
-    Args:
-        store: where they are kept; open for longer than this.
-        settings: how many videos there may be, and for how long.
-    """
-
-    def __init__(self, store: VideoStore, settings: GatewaySettings) -> None:
-        self.store, self._settings = store, settings
-        self._jobs: dict[str, _Job] = {}
-        self._places = asyncio.Semaphore(settings.max_running_videos)  # first come, first served
-        self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file")
+    def __init__(self, store: VideoStore, limits: VideoLimits) -> None:
+        self.store, self._limits = store, limits
+        self._jobs: dict[str, _VideoTask] = {}
+        self._places = asyncio.Semaphore(limits.max_running)  # first come, first served
+        self._encoders = ThreadPoolExecutor(limits.max_running, "video-file")
         self._closing = False
 
     async def __aenter__(self) -> "VideoJobs":
@@ -68,7 +62,7 @@ class VideoJobs:
         return self
 
     async def __aexit__(self, *_) -> None:
-        """Waits for the running ones. What is left is found unfinished by the store's next opening, which says so."""
+        """Waits for running jobs. The store's next opening marks the others as interrupted."""
         self._closing = True
         jobs = list(self._jobs.values())
         for job in jobs:
@@ -76,7 +70,7 @@ class VideoJobs:
                 _cancel(job.task)
         if jobs:
             log.info("draining videos", running=sum(not job.waits for job in jobs), given_up=sum(j.waits for j in jobs))
-            await asyncio.wait([job.task for job in jobs], timeout=self._settings.drain_timeout_s)
+            await asyncio.wait([job.task for job in jobs], timeout=self._limits.drain_timeout_s)
         self._sweeping.cancel()
         for job in jobs:
             _cancel(job.task)
@@ -84,34 +78,32 @@ class VideoJobs:
         self._encoders.shutdown()
 
     async def submit(
-        self, video: Video, stage: Stage, start: dit_pb2.DitStart, media: bytes | None, on_end: Callable[[], object]
+        self, video: VideoJob, stage: Stage, start: dit_pb2.DitStart, media: bytes | None, on_end: Callable[[], object]
     ) -> None:
-        """Takes a job on; when this returns, no crash can lose it.
+        """Accepts a job; once this returns, no crash can lose it.
 
         Args:
-            video: the job, queued.
-            stage: makes it.
-            start: what the stage gets; its one image, if any, without data.
-            media: the file of that image.
-            on_end: called when the job has ended, however.
+            start: without image data.
+            media: the image file, if any.
+            on_end: called at the job's end, however it ends.
 
         Raises:
-            QueueFull: as many as may wait do.
+            QueueFull: too many wait.
             Unavailable: the gateway is stopping.
         """
         if self._closing:
             raise Unavailable("the gateway is stopping; send the request to another one")
-        running, queued = self._settings.max_running_videos, self._settings.max_queued_videos
+        running, queued = self._limits.max_running, self._limits.max_queued
         if len(self._jobs) >= running + queued:
             raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
-        job = self._jobs[video.id] = _Job(video, stage, start)
+        job = self._jobs[video.id] = _VideoTask(video, stage, start)
         job.task = asyncio.create_task(self._run(job))
         self.store.live[video.id] = video
         job.task.add_done_callback(lambda _: (self._jobs.pop(video.id, None), self.store.live.pop(video.id, None)))
         job.task.add_done_callback(lambda _: on_end())
         try:
             if media is not None:
-                # on disk: pictures of jobs that wait are no reason for a larger container
+                # on disk: images of waiting jobs must not take the container's memory
                 await asyncio.to_thread(self.store.input(video.id).write_bytes, media)
             await self.store.add(video)
         except BaseException:
@@ -122,7 +114,7 @@ class VideoJobs:
             job.stored.set_result(None)
 
     async def delete(self, video_id: str, owner: str | None = None) -> bool:
-        """Removes a job and its files; one that is not finished is cancelled in its stage. Whether there was one."""
+        """Removes a job and its files; cancels an unfinished one. False: not found."""
         if await self.store.get(video_id, owner) is None:
             return False
         if job := self._jobs.get(video_id):
@@ -140,7 +132,7 @@ class VideoJobs:
                 log.exception("expired videos could not be removed")
             await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self.store.ttl_s / 2))
 
-    async def _run(self, job: _Job) -> None:
+    async def _run(self, job: _VideoTask) -> None:
         await job.stored
         video = job.video
         async with self._places:
@@ -167,8 +159,8 @@ class VideoJobs:
                 ended["detail"] = failure.log["detail"]
             log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
 
-    async def _end(self, job: _Job, status: Literal["completed", "failed"]) -> None:
-        """Stores the end. Clients see it only then: what they were told is so after a crash too."""
+    async def _end(self, job: _VideoTask, status: Literal["completed", "failed"]) -> None:
+        """Stores the end before clients see it, so that it holds after a crash."""
         now = time.time()
         ended = replace(job.video, status=status, expires_at=now + self.store.ttl_s)
         if status == "completed":
@@ -183,30 +175,25 @@ class VideoJobs:
                 await asyncio.sleep(_STORE_AGAIN_S)
         job.video = self.store.live[ended.id] = ended
 
-    async def _make_when_taken(self, job: _Job) -> None:
-        """A stage whose queue is full, or that is not up, is asked again: this job can wait. It keeps its place, since
-        the jobs behind it need the same stage and are not to overtake it.
-
-        Raises:
-            DeadlineExceeded: the stage took it, and then too long.
-        """
+    async def _make_when_taken(self, job: _VideoTask) -> None:
+        """Asks again while the stage is full or down, and keeps its place: later jobs need the same stage."""
         path = self.store.input(job.video.id)
         media = [await asyncio.to_thread(path.read_bytes)] if job.start.images else []
         while True:
             try:
-                async with asyncio.timeout(self._settings.video_timeout_s):
+                async with asyncio.timeout(self._limits.timeout_s):
                     await self._make(job, media)
                 return
             except TimeoutError:
-                limit = f"the video took longer than the {self._settings.video_timeout_s:g} s allowed"
+                limit = f"the video took longer than the {self._limits.timeout_s:g} s allowed"
                 raise DeadlineExceeded(limit) from None
             except (QueueFull, Unavailable) as error:
                 if not job.waits or isinstance(error, Misfit):  # lost while it worked on this, or for good
                     raise
                 await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFull) else _STAGE_AGAIN_S)
 
-    async def _make(self, job: _Job, media: list[bytes]) -> None:
-        video, file, timeout_s = job.video, None, self._settings.video_timeout_s
+    async def _make(self, job: _VideoTask, media: list[bytes]) -> None:
+        video, file, timeout_s = job.video, None, self._limits.timeout_s
         try:
             total = 0
             async with aclosing(generate(job.stage, job.start, media, timeout_s)) as responses:
@@ -231,7 +218,7 @@ class VideoJobs:
                 await self._in_thread(file.abandon)
             raise
 
-    async def _open(self, video: Video, frames_per_second: float, frames: np.ndarray) -> VideoFile:
+    async def _open(self, video: VideoJob, frames_per_second: float, frames: np.ndarray) -> VideoFile:
         _, video.height, video.width, _ = frames.shape
         # the model chose the size, or it would have been refused before
         if max(video.width, video.height) > MAX_SIDE_PIXELS["H.264"]:
@@ -240,7 +227,7 @@ class VideoJobs:
         part = self.store.part(video.id)
         return await self._in_thread(VideoFile, part, frames_per_second, video.width, video.height)
 
-    def _finish(self, video: Video, file: VideoFile) -> None:
+    def _finish(self, video: VideoJob, file: VideoFile) -> None:
         file.close()
         with file.path.open("rb") as written:
             os.fsync(written.fileno())
@@ -266,6 +253,6 @@ def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancels `task` once: what it still tidies up is not to be cut short."""
+    """Cancels `task` only once: its cleanup must not be cut short."""
     if not task.done() and not task.cancelling():
         task.cancel()

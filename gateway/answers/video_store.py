@@ -1,4 +1,4 @@
-"""The jobs of a directory: a row in SQLite for each, its file beside it."""
+"""Video jobs in a directory: a SQLite row each, and files."""
 
 import fcntl
 import os
@@ -21,9 +21,8 @@ log = structlog.get_logger()
 
 
 @dataclass
-class Video:
-    """One job. Times are Unix seconds; `expires_at` is set once it has ended. `owner` is the name of the API key it was
-    made with, if there are keys."""
+class VideoJob:
+    """A video job. Times are Unix seconds; `expires_at` is set at its end. `owner` names the API key that made it."""
 
     id: str
     model: str
@@ -43,8 +42,8 @@ class Video:
     owner: str | None = None
 
 
-_COLUMNS = [field.name for field in fields(Video)]
-# Written out, because directories keep it: a new field of Video is a new version, and a migration.
+_COLUMNS = [field.name for field in fields(VideoJob)]
+# Directories keep this schema: a new field of VideoJob needs a new version and a migration.
 _SCHEMA = """
 BEGIN;
 CREATE TABLE videos (
@@ -59,21 +58,19 @@ CREATE INDEX videos_by_end ON videos (expires_at);
 PRAGMA user_version = 2;
 COMMIT;
 """
-# By the version that a directory was written in: what makes it one of the next.
+# By a directory's version, the statements that lead to the next.
 _MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;"}
 
 
 class VideoStore(Store):
-    """The videos of one directory, which one process at a time may use. Use as `async with VideoStore(...)`.
-
-    Files are complete or absent: they are written under another name.
+    """The videos of one directory, for one process at a time. Files are complete or absent.
 
     Args:
-        directory: made if it does not exist, readable by its owner only; None is a StoreError.
-        ttl_s: how long a video is kept after it has ended.
+        directory: made if it does not exist; None is a StoreError.
+        ttl_s: how long a video is kept after its end.
 
     Attributes:
-        live: videos that are found as they are here, by id: with the progress that is not worth a write to disk.
+        live: running jobs by id, with progress that is not worth a write to disk.
     """
 
     name, setting = "videos", "jobs_dir"
@@ -85,40 +82,36 @@ class VideoStore(Store):
             raise StoreError("jobs_dir: this user has no home directory to keep videos in; name one with --jobs-dir")
         super().__init__(directory)
         self.ttl_s = ttl_s
-        self.live: dict[str, Video] = {}
+        self.live: dict[str, VideoJob] = {}
 
     def file(self, video_id: str) -> Path:
-        """Where the finished file of a video is."""
         return self.directory / f"{video_id}.mp4"
 
     def part(self, video_id: str) -> Path:
-        """Where its file is written until it is finished."""
         return self.directory / f"{video_id}.part"
 
     def input(self, video_id: str) -> Path:
-        """Where the picture it starts from waits for its turn."""
+        """The input image of a waiting job."""
         return self.directory / f"{video_id}.input"
 
-    async def add(self, video: Video) -> None:
-        """Stores a new video."""
+    async def add(self, video: VideoJob) -> None:
         names, marks = ", ".join(_COLUMNS), ", ".join(f":{name}" for name in _COLUMNS)
         await self.write(f"INSERT INTO videos ({names}) VALUES ({marks})", asdict(video))
 
-    async def save(self, video: Video) -> None:
-        """Stores what has changed."""
+    async def save(self, video: VideoJob) -> None:
         changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS)
         await self.write(f"UPDATE videos SET {changes} WHERE id = :id", asdict(video))
 
-    async def get(self, video_id: str, owner: str | None = None) -> Video | None:
-        """The video of that id, unless it has expired or is another owner's; those who are nobody see all."""
+    async def get(self, video_id: str, owner: str | None = None) -> VideoJob | None:
+        """The unexpired video of that id; an owner sees only its own."""
         found = await self._read(f"WHERE id = ? AND {_VISIBLE}", (video_id, time.time(), owner))
         return found[0] if found else None
 
     async def page(
         self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
-    ) -> list[Video] | None:
-        """At most `limit` videos that `get` would find, in the order of their creation, from the one that follows the
-        video `after`; None if that does not exist."""
+    ) -> list[VideoJob] | None:
+        """At most `limit` visible videos in order of creation, from the one after `after`; None if that does not
+        exist."""
         if after is not None and await self.get(after, owner) is None:
             return None
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
@@ -132,23 +125,22 @@ class VideoStore(Store):
         await self.run(_unlink, self.file(video_id), self.part(video_id), self.input(video_id))
 
     async def remove_unfinished(self, video_id: str) -> None:
-        """Removes the files that only a video in the making needs."""
         await self.run(_unlink, self.part(video_id), self.input(video_id))
 
     async def remove_expired(self) -> int:
-        """Removes the videos whose time has come; how many these were."""
+        """Removes expired videos and returns their number."""
         expired = await self._read("WHERE expires_at <= ?", (time.time(),))
         for video in expired:
             await self.remove(video.id)
         return len(expired)
 
-    async def _read(self, where: str, values: tuple) -> list[Video]:
+    async def _read(self, where: str, values: tuple) -> list[VideoJob]:
         rows = await self.rows(f"SELECT {', '.join(_COLUMNS)} FROM videos {where}", values)
-        videos = [Video(*row) for row in rows]  # fields and columns have one order
+        videos = [VideoJob(*row) for row in rows]  # fields and columns have one order
         return [self.live.get(video.id, video) for video in videos]
 
     def take(self, opened: ExitStack) -> None:
-        """Takes the directory for this process. The lock goes with the process, however it ends."""
+        """Locks the directory for this process; the lock ends with the process."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         opened.callback(os.close, lock)
         try:
@@ -159,7 +151,7 @@ class VideoStore(Store):
             ) from None
 
     def recover(self) -> None:
-        """Ends what an earlier process left unfinished, and removes files that belong to no finished video."""
+        """Ends an earlier process's jobs, and removes orphaned files."""
         now = time.time()
         with self.database:
             lost = self.database.execute(

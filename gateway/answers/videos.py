@@ -1,4 +1,4 @@
-"""How a video is asked for, and taken on as a job."""
+"""Requests for videos, and their submission as jobs."""
 
 import time
 import uuid
@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.answers.diffusion import DiffusionRequest, fill_size, require_info
 from gateway.answers.gateway import Gateway
-from gateway.answers.video_store import Video
+from gateway.answers.video_store import VideoJob
 from gateway.errors import from_error, invalid
 from gateway.media.check import MediaFile, load_media
 from gateway.validation import Positive, Strict
@@ -20,7 +20,7 @@ TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
 
 
 def _number(value: Any) -> Any:
-    """OpenAI's clients send seconds as a text."""
+    """Parses seconds, which OpenAI's clients send as a text."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -49,11 +49,7 @@ class VideoRequest(DiffusionRequest):
     input_reference: InputReference | None = None
 
     def video_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
-        """The stage's start message, but for the picture.
-
-        Raises:
-            ApiError: 400 naming the member that the model cannot follow.
-        """
+        """The stage's start message, without the image. Raises ApiError: 400 naming the member at fault."""
         start = self.start(info)
         start.pixel_format = dit_pb2.PIXEL_FORMAT_UINT8
         if self.size is not None:
@@ -62,7 +58,7 @@ class VideoRequest(DiffusionRequest):
         return start
 
     def _frames(self, info: server_info_pb2.DitInfo) -> int:
-        """Frames to ask for. Seconds become the nearest number of frames that the model can make."""
+        """Frames to ask for: the possible number nearest to `seconds`."""
         multiple = max(1, info.frames_multiple)
         if self.num_frames is not None:
             if self.seconds is not None:
@@ -81,39 +77,31 @@ class VideoRequest(DiffusionRequest):
         return frames
 
 
-async def take_on(
+async def submit_video(
     gateway: Gateway,
     request: VideoRequest,
-    picture: MediaFile | None,
+    image: MediaFile | None,
     owner: str | None,
     on_end: Callable[[], object],
     log: dict[str, Any],
-) -> Video:
-    """A new job, which no crash can lose.
-
-    Args:
-        gateway: the gateway.
-        request: what is to be made.
-        picture: the first frame; loaded here.
-        owner: whose it is.
-        on_end: called when it has ended, however; not if this raises.
-        log: fields of the request's log line.
+) -> VideoJob:
+    """Submits a job, which no crash can lose. `on_end` is called at its end, however; not if this raises.
 
     Raises:
-        ApiError: 400 naming the member that the model cannot follow; 429, too many wait; 503, it does not serve.
+        ApiError: 400 naming the member at fault; 429, too many wait; 503, the stage does not serve.
     """
     stage, jobs = gateway.stage_for("video", request.model), gateway.videos
     assert jobs is not None, "there are jobs where a stage makes videos"
     info = require_info(stage, TASKS, "videos")
     start = request.video_start(info)
-    if picture is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
-        raise invalid("input_reference", "required: this model animates a picture", "missing_required_parameter")
-    if picture is not None:
+    if image is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
+        raise invalid("input_reference", "required: this model animates an image", "missing_required_parameter")
+    if image is not None:
         if dit_pb2.DIT_TASK_IMAGE_TO_VIDEO not in info.tasks:
             raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
-        await load_media(gateway.fetcher, [picture])
-        start.images.add(field=picture.field)
-    video = Video(
+        await load_media(gateway.fetcher, [image])
+        start.images.add(field=image.field)
+    video = VideoJob(
         id=f"video_{uuid.uuid4().hex}",
         model=gateway.model_of(stage) or "",
         prompt=request.prompt,
@@ -130,13 +118,13 @@ async def take_on(
     start.request_id = video.id
     log |= {"video": video.id, "frames": video.frames}
     try:
-        await jobs.submit(video, stage, start, picture and picture.content, on_end=on_end)
+        await jobs.submit(video, stage, start, image and image.content, on_end=on_end)
     except StageError as error:
         raise from_error("gateway", error) from None
     return video
 
 
-def video_object(video: Video) -> dict[str, Any]:
+def video_object(video: VideoJob) -> dict[str, Any]:
     """OpenAI's Video, with a `quartet` object."""
     as_stored = ("id", "model", "status", "progress", "created_at", "completed_at", "prompt")
     error = {"code": video.error_code, "message": video.error_message} if video.error_code else None

@@ -1,4 +1,4 @@
-"""The voices that were uploaded: one row of a SQLite database each, sample and all."""
+"""Uploaded voices in SQLite, a row each with its sample."""
 
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -7,17 +7,16 @@ from gateway.store import Store, StoreError
 
 
 @dataclass(frozen=True)
-class Voice:
-    """What is known of a voice.
+class UploadedVoice:
+    """An uploaded voice.
 
     Attributes:
-        id: names it for all time.
-        name: names it among its owner's voices, in upper or lower case.
-        consent: who agreed to it, as the client says.
-        text: what is said in the sample; "": not known.
+        name: unique among its owner's, ignoring case.
+        consent: who agreed, as the client says.
+        text: spoken in the sample; "": unknown.
         seconds: length of the sample.
         created_at: Unix seconds.
-        owner: the name of the API key it was made with, if there are keys.
+        owner: name of its API key; None without keys.
     """
 
     id: str
@@ -29,26 +28,21 @@ class Voice:
     owner: str | None
 
 
-class NameTaken(Exception):
+class VoiceExists(Exception):
     """The owner has a voice of that name."""
 
 
 class VoicesFull(Exception):
-    """There are as many voices as there may be.
-
-    Attributes:
-        most: how many these are.
-        of_owner: whether they are all the owner's own.
-    """
+    """The limit of voices, all or the owner's own, is reached."""
 
     def __init__(self, most: int, of_owner: bool) -> None:
         super().__init__(f"{most} voices")
         self.most, self.of_owner = most, of_owner
 
 
-_COLUMNS = ", ".join(field.name for field in fields(Voice))
+_COLUMNS = ", ".join(field.name for field in fields(UploadedVoice))
 _VISIBLE = "coalesce(owner, '') = coalesce(?, owner, '')"
-# Written out, because directories keep it: a new field of Voice is a new version, and a migration.
+# Directories keep this schema: a new field of UploadedVoice needs a new version and a migration.
 # Two gateways may make it at the same time.
 _SCHEMA = """
 BEGIN IMMEDIATE;
@@ -64,13 +58,7 @@ COMMIT;
 
 
 class VoiceStore(Store):
-    """The voices of one directory, which several gateways of one machine may share.
-
-    Args:
-        directory: made if it does not exist, readable by its owner only; None is a StoreError.
-        most: voices that there may be.
-        most_of_owner: those of one owner among them.
-    """
+    """The voices of one directory, which gateways of one machine may share. No `directory` is a StoreError."""
 
     name, setting = "voices", "voices_dir"
     schema = _SCHEMA
@@ -85,42 +73,41 @@ class VoiceStore(Store):
         super().__init__(directory)
         self._most, self._most_of_owner = most, most_of_owner
 
-    async def add(self, voice: Voice, flac: bytes) -> None:
-        """Stores a new voice. Raises NameTaken; VoicesFull."""
+    async def add(self, voice: UploadedVoice, flac: bytes) -> None:
+        """Raises VoiceExists; VoicesFull."""
 
         def write() -> None:
             with self.database:
                 self.database.execute("BEGIN IMMEDIATE")  # nobody adds another one in between
                 if self._count(f"WHERE name = ? AND {_VISIBLE}", voice.name, voice.owner):
-                    raise NameTaken
+                    raise VoiceExists
                 if voice.owner and self._count("WHERE owner = ?", voice.owner) >= self._most_of_owner:
                     raise VoicesFull(self._most_of_owner, of_owner=True)
                 if self._count("") >= self._most:
                     raise VoicesFull(self._most, of_owner=False)
-                marks = ", ".join("?" * (len(fields(Voice)) + 1))
+                marks = ", ".join("?" * (len(fields(UploadedVoice)) + 1))
                 values = (*astuple(voice), flac)
                 self.database.execute(f"INSERT INTO voices ({_COLUMNS}, sample) VALUES ({marks})", values)
 
         await self.run(write)
 
-    async def all_of(self, owner: str | None) -> list[Voice]:
-        """The owner's voices in the order of their creation; those who are nobody see all."""
+    async def all_of(self, owner: str | None) -> list[UploadedVoice]:
+        """The owner's voices in order of creation; None sees all."""
         where = f"WHERE {_VISIBLE} ORDER BY sequence"
-        return [Voice(*row) for row in await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (owner,))]
+        return [UploadedVoice(*row) for row in await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (owner,))]
 
-    async def find(self, named: str, owner: str | None) -> Voice | None:
-        """The owner's voice of that id, else of that name."""
+    async def find(self, named: str, owner: str | None) -> UploadedVoice | None:
+        """The owner's voice by its id, else by its name."""
         where = f"WHERE (id = ? OR name = ?) AND {_VISIBLE} ORDER BY id = ? DESC, sequence LIMIT 1"
         rows = await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (named, named, owner, named))
-        return Voice(*rows[0]) if rows else None
+        return UploadedVoice(*rows[0]) if rows else None
 
-    async def sample(self, voice: Voice) -> bytes | None:
-        """The FLAC file of its sample; None: it has been removed."""
+    async def sample(self, voice: UploadedVoice) -> bytes | None:
+        """The sample's FLAC file; None: removed."""
         rows = await self.rows("SELECT sample FROM voices WHERE id = ?", (voice.id,))
         return rows[0][0] if rows else None
 
-    async def remove(self, voice: Voice) -> None:
-        """Removes a voice, and its sample from the disk."""
+    async def remove(self, voice: UploadedVoice) -> None:
         await self.write("DELETE FROM voices WHERE id = ?", (voice.id,))
 
     def _count(self, where: str, *values: str | None) -> int:

@@ -1,1 +1,1 @@
-"""The wire: connections, forms, JSON, middleware and worker processes. It knows no model."""
+"""HTTP: connections, forms, JSON, middleware and worker processes."""

@@ -1,4 +1,4 @@
-"""The span of an answer at the gateway."""
+"""The gateway's span of an answer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +9,7 @@ from services.common.telemetry.spans import Span
 
 
 def with_firsts(span: Span, fields: Mapping[str, Any]) -> Span:
-    """The span of an answer with its time up to the first text and audio, of which its log line's `fields` tell."""
+    """Adds the first text's and audio's times, from the log line's `fields`."""
     firsts = [("until first text", fields.get("ttft_ms")), ("until first audio", fields.get("ttfa_ms"))]
     marks = sorted(((name, span.start + ms / 1000) for name, ms in firsts if ms is not None), key=itemgetter(1))
     last = [] if span.end is None else [("until its end", max(span.end, span.start, *(at for _, at in marks)))]

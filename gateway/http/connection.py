@@ -1,4 +1,4 @@
-"""The places that requests take, their connections and streams; work ends when the client is gone."""
+"""Admission of requests, their owners, and streamed responses."""
 
 import asyncio
 import time
@@ -23,17 +23,16 @@ LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error t
 
 
 async def admitted(http: HTTPConnection) -> AsyncIterator[Any]:
-    """The gateway. Holds one of its places, and one of the API key's, until the response is sent or the client is gone.
+    """Yields the gateway and holds a slot of it, and of the API key, until the response is sent.
 
-    `request.state.deadline` is the `time.monotonic()` at which the request's time is over. `request.state.place` is the
-    key's, for what the request starts and leaves running to take along; without keys it holds nothing.
-    """
+    Sets `request.state.deadline`, in `time.monotonic()`, and `request.state.place`, the key's slot, which a job that
+    outlives the request takes along."""
     gateway = http.app.state.gateway
     http.state.deadline = time.monotonic() + gateway.settings.request_timeout_s
     key = key_of(http)
     place = nullcontext(ExitStack()) if key is None else key.request()
     try:
-        # the key's rate is counted last: what the gateway refuses does not use it up
+        # count the key's rate last: a request that the gateway refuses must not use it up
         with gateway.admission.admit(), place as http.state.place, metrics.RUNNING.track_inprogress():
             yield gateway
     except QueueFull as error:
@@ -41,19 +40,12 @@ async def admitted(http: HTTPConnection) -> AsyncIterator[Any]:
 
 
 def key_of(http: HTTPConnection) -> ApiKey | None:
-    """The API key that the request came with; None where there are no keys."""
+    """None where the gateway has no keys."""
     return getattr(http.state, "key", None)
 
 
-def administered(http: HTTPConnection, what: str) -> Any:
-    """The gateway, for an administrator.
-
-    Args:
-        what: is for administrators alone, e.g. "adapters are".
-
-    Raises:
-        ApiError: 403, the request is no administrator's.
-    """
+def require_admin(http: HTTPConnection, what: str) -> Any:
+    """The gateway, for an administrator; `what` begins the refusal, e.g. "adapters are". Raises ApiError: 403."""
     gateway = http.app.state.gateway
     key = key_of(http)
     if key.entry.admin if key else gateway.settings.anonymous_admin:
@@ -63,27 +55,26 @@ def administered(http: HTTPConnection, what: str) -> Any:
 
 
 def owner_of(http: HTTPConnection) -> str | None:
-    """Whose videos and voices the request is about: those made with its API key; all, where there are no keys."""
+    """Owner of videos and voices: the API key's name; None without keys."""
     key = key_of(http)
     return key and key.name
 
 
 def sse(data: dict[str, Any]) -> bytes:
-    """A server-sent event."""
-    return b"data: %b\n\n" % to_json(data)  # one copy: an event of sound has 80 KB
+    return b"data: %b\n\n" % to_json(data)  # one copy: an audio event has 80 KB
 
 
 def named_sse(event: dict[str, Any]) -> bytes:
-    """A server-sent event that is named by its type, as most of OpenAI's are."""
+    """A server-sent event named by its type."""
     return b"event: " + event["type"].encode() + b"\n" + sse(event)
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its response was complete."""
+    """The client disconnected before its response was complete."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled as soon as the client disconnects. The body must have been read.
+    """The result of `work`, which a disconnection cancels. The body must have been read.
 
     Raises:
         ClientGone: the client disconnected first.
@@ -107,14 +98,14 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class StreamedResponse(Response):
-    """A body that is sent as it is made. The status line waits for its first bytes, so that a request which fails
-    before them gets a proper error status; after them the body breaks off.
+    """Sends a body piece by piece.
+
+    The status line waits for the first piece: a failure before it gets a proper error status. A later failure breaks
+    the body off.
 
     Args:
-        pieces: yields the body; may raise ApiError.
-        limit_s: a client that has not read the body to its end by then counts as gone.
-        media_type: of the body.
-        headers: beside it.
+        pieces: may raise ApiError.
+        limit_s: longest that the client may take to read the body.
     """
 
     def __init__(
@@ -125,7 +116,7 @@ class StreamedResponse(Response):
         self._pieces, self._limit_s = pieces, limit_s
 
     def last_word(self, error: ApiError) -> bytes | None:
-        """What ends a body that fails after its first bytes; None: nothing, the client sees that it is cut short."""
+        """The last piece of a failed body; None cuts it short."""
         return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -158,12 +149,11 @@ class StreamedResponse(Response):
 
 
 class EventStream(StreamedResponse):
-    """A stream of server-sent events. A failure after the first of them is sent as an event of its own, and ends it."""
+    """Sends server-sent events; a late failure becomes the last event."""
 
     def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(events, limit_s, "text/event-stream", headers)
 
     def last_word(self, error: ApiError) -> bytes:
-        """The error's event."""
         return sse(error.body())

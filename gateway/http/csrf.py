@@ -1,4 +1,4 @@
-"""Keeps other sites' pages away from a server without API keys, e.g. one on the machine of who looks at them."""
+"""Keeps other sites' pages away from a server without API keys."""
 
 from urllib.parse import urlsplit
 
@@ -14,10 +14,9 @@ _OWN_SITES = {"same-origin", "none"}  # none: the user's own doing, e.g. a bookm
 
 
 class OwnPagesOnly:
-    """Refuses what a browser sends for a page of another origin with 403. Other clients say nothing of origins.
+    """Refuses a browser's request for a page of another origin with 403.
 
-    Browsers send some requests of any page anywhere without asking. With keys this is no matter: they cannot send one.
-    """
+    Browsers send some requests of any page without asking. With keys this is no danger: foreign pages have none."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -34,10 +33,10 @@ class OwnPagesOnly:
 
 
 def _is_own(headers: Headers) -> bool:
-    """Whether the request is of no page, or of this server's own."""
+    """Whether no foreign page sent the request."""
     if (site := headers.get("sec-fetch-site")) is not None:  # the browser's own word: proxies do not change it
         return site in _OWN_SITES
-    return _is_of_host(headers)  # of pages without TLS on other machines
+    return _is_of_host(headers)  # browsers send no sec-fetch-site without TLS, except to localhost
 
 
 def _is_of_host(headers: Headers) -> bool:
@@ -46,8 +45,7 @@ def _is_of_host(headers: Headers) -> bool:
 
 
 def check_socket(socket: WebSocket) -> None:
-    """Raises ApiError: a page of another site asks. Browsers keep such pages from reading our answers over HTTP, but
-    connect their WebSockets anywhere, e.g. to a server on the user's own machine that asks for no key."""
+    """Raises ApiError for a WebSocket of another site's page, which browsers connect anywhere."""
     if not _is_of_host(socket.headers):
         message = f"a page of {socket.headers['origin']} may not use this server from a browser"
         raise ApiError(403, message, None, "foreign_origin")

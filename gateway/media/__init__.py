@@ -1,1 +1,1 @@
-"""Media of requests: fetching, decoding data URLs, checking headers. Nothing here decodes a whole file."""
+"""Fetching, checking and encoding of media files."""

@@ -1,5 +1,4 @@
-"""Loads a request's media files and looks at their headers, so that a broken or endless one is refused before any stage
-sees it."""
+"""Loads a request's media and checks their headers before any stage sees them."""
 
 import asyncio
 import io
@@ -15,7 +14,7 @@ from PIL import Image
 
 from gateway.errors import from_error, invalid
 from gateway.media.fetch import Fetcher, MediaError, too_large
-from gateway.settings import GatewaySettings
+from gateway.settings import MediaLimits
 from services.common.errors import DeadlineExceeded
 from services.common.media import claimed_wav_s
 
@@ -34,8 +33,8 @@ class MediaFile:
     Attributes:
         field: its place in the request.
         kind: "image", "audio" or "video".
-        url: where it is to be had; "" if it came with the request.
-        content: the file; of one that has a URL once it is loaded.
+        url: "" if the file came with the request.
+        content: the file; empty until a URL is loaded.
     """
 
     field: str
@@ -46,11 +45,11 @@ class MediaFile:
 
 async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
     """Fetches and checks the files. Raises ApiError: 400 naming the first one at fault; 504, too slow."""
-    settings = fetcher.settings
-    linked = [file for file in files if file.url]  # those that came in a form have been counted
-    if len(linked) > settings.media_max_parts:
-        reason = f"the request has {len(linked)} media parts; at most {settings.media_max_parts} are allowed"
-        raise invalid(linked[settings.media_max_parts].field, reason)
+    limits = fetcher.limits
+    linked = [file for file in files if file.url]  # the form's reader has counted its files
+    if len(linked) > limits.max_parts:
+        reason = f"the request has {len(linked)} media parts; at most {limits.max_parts} are allowed"
+        raise invalid(linked[limits.max_parts].field, reason)
     slots = asyncio.Semaphore(_PARALLEL_LOADS)
     total_bytes = 0
 
@@ -60,32 +59,27 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
             async with slots:
                 if file.url:
                     file.content = await fetcher.get(file.url, file.kind)
-                if len(file.content) > settings.media_max_bytes:
-                    raise too_large(settings.media_max_bytes)
+                if len(file.content) > limits.max_bytes:
+                    raise too_large(limits.max_bytes)
                 total_bytes += len(file.content)
-                if total_bytes > settings.media_max_total_bytes:
-                    raise MediaError(f"all media together are more than {settings.media_max_total_bytes} bytes")
-                await asyncio.to_thread(check, file.kind, file.content, settings)
+                if total_bytes > limits.max_total_bytes:
+                    raise MediaError(f"all media together are more than {limits.max_total_bytes} bytes")
+                await asyncio.to_thread(check, file.kind, file.content, limits)
         except MediaError as error:
             raise invalid(file.field, str(error), "invalid_media") from None
 
     try:
-        async with asyncio.timeout(settings.request_timeout_s):
+        async with asyncio.timeout(limits.load_timeout_s):
             outcomes = await asyncio.gather(*map(load, files), return_exceptions=True)
     except TimeoutError:
-        late = DeadlineExceeded(f"the request's media took longer than its {settings.request_timeout_s:g} s")
+        late = DeadlineExceeded(f"the request's media took longer than its {limits.load_timeout_s:g} s")
         raise from_error("gateway", late) from None
     for error in filter(None, outcomes):
         raise error
 
 
-def check(kind: str, content: bytes, settings: GatewaySettings) -> None:
-    """Checks a file's header. Blocking: call it in a thread.
-
-    Args:
-        kind: "image", "audio" or "video".
-        content: the whole file.
-        settings: the limits.
+def check(kind: str, content: bytes, limits: MediaLimits) -> None:
+    """Checks the header of a file of `kind` "image", "audio" or "video". Blocking: call it in a thread.
 
     Raises:
         MediaError: empty, broken, of another kind, too large, too long.
@@ -93,16 +87,16 @@ def check(kind: str, content: bytes, settings: GatewaySettings) -> None:
     if not content:
         raise MediaError("the file is empty")
     if kind == "image":
-        _check_image(content, settings)
+        _check_image(content, limits)
     else:
-        _check_stream(kind, content, settings)
+        _check_stream(kind, content, limits)
 
 
-def _check_image(content: bytes, settings: GatewaySettings) -> None:
+def _check_image(content: bytes, limits: MediaLimits) -> None:
     try:
         with _opened(content) as image:
-            _check_pixels(image.width, image.height, settings)
-            least = settings.media_min_image_side_pixels
+            _check_pixels(image.width, image.height, limits)
+            least = limits.min_image_side_pixels
             if min(image.size) < least:
                 raise MediaError(
                     f"the image is {image.width} x {image.height} pixels; each side must be at least {least}"
@@ -116,7 +110,7 @@ def _check_image(content: bytes, settings: GatewaySettings) -> None:
 
 
 def image_pixels(content: bytes) -> int:
-    """Width x height of an image that `check` let pass, by its header. Blocking: call it in a thread."""
+    """Width x height of a checked image. Blocking: call it in a thread."""
     with _opened(content) as image:
         return image.width * image.height
 
@@ -129,9 +123,9 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
             yield image
 
 
-def _check_pixels(width: int, height: int, settings: GatewaySettings) -> None:
-    if width * height > settings.media_max_image_pixels:
-        most = settings.media_max_image_pixels
+def _check_pixels(width: int, height: int, limits: MediaLimits) -> None:
+    if width * height > limits.max_image_pixels:
+        most = limits.max_image_pixels
         raise MediaError(f"{width} x {height} pixels are more than the {most} allowed")
 
 
@@ -140,7 +134,7 @@ def opened_track(kind: str, content: bytes) -> Iterator[tuple[InputContainer, av
     """A file of "audio" or "video", and its first track of that kind.
 
     Raises:
-        MediaError: it has none, or is broken, which may show only while it is read.
+        MediaError: the file has none, or is broken, which may show only while it is read.
     """
     try:
         with av.open(io.BytesIO(content), mode="r", options={"format_whitelist": _CONTAINERS}) as container:
@@ -152,12 +146,12 @@ def opened_track(kind: str, content: bytes) -> Iterator[tuple[InputContainer, av
         raise MediaError(f"the file is corrupt, or is no {kind} that FFmpeg reads") from None
 
 
-def _check_stream(kind: str, content: bytes, settings: GatewaySettings) -> None:
-    max_s = settings.media_max_audio_s if kind == "audio" else settings.media_max_video_s
+def _check_stream(kind: str, content: bytes, limits: MediaLimits) -> None:
+    max_s = limits.max_audio_s if kind == "audio" else limits.max_video_s
     with opened_track(kind, content) as (container, stream):
         if kind == "video":
             context = container.streams.video[0].codec_context
-            _check_pixels(context.width, context.height, settings)
+            _check_pixels(context.width, context.height, limits)
         duration_s = max(_duration_s(container, stream), claimed_wav_s(content))
         if duration_s > max_s:
             raise MediaError(f"the {kind} is {duration_s:.0f} s long; at most {max_s:g} s are allowed")
@@ -166,7 +160,7 @@ def _check_stream(kind: str, content: bytes, settings: GatewaySettings) -> None:
 
 
 def _duration_s(container: InputContainer, stream: av.AudioStream | av.VideoStream) -> float:
-    """Longest duration that the container's headers claim; 0 where they claim none."""
+    """Longest duration that the headers claim; 0 if they claim none."""
     claims = [0.0]
     if container.duration is not None:
         claims.append(container.duration / av.time_base)

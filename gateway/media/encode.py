@@ -1,4 +1,4 @@
-"""Writes files of sound, images and video. Blocking: call these in a thread."""
+"""Writes audio, image and video files. Blocking: call these in a thread."""
 
 import contextlib
 import io
@@ -20,12 +20,19 @@ from PIL import Image
 
 BYTES_PER_SAMPLE = 2  # of PCM16
 
+AUDIO_MEDIA_TYPES = {
+    "mp3": "audio/mpeg",
+    "opus": "audio/ogg",
+    "aac": "audio/aac",
+    "flac": "audio/flac",
+    "wav": "audio/wav",
+}
 ImageFormat = Literal["png", "jpeg", "webp"]
 # Largest width and height that the encoders write; x264 opens for no more.
 MAX_SIDE_PIXELS = {"png": 2**31 - 1, "jpeg": 65_500, "webp": 16_383, "H.264": 16_384}
 _FULL_COLOUR_FROM = 90  # quality from which a JPEG keeps its colours at full resolution
 
-# Nearly lossless to the eye: the model's own detail is not to be lost here.
+# Nearly lossless to the eye: keeps the model's detail.
 _X264_OPTIONS = {"crf": "17", "preset": "medium"}
 _MAX_RATE_DENOMINATOR = 1001  # as in 24000/1001
 
@@ -35,13 +42,13 @@ _LEAST_TEMPO = 0.5  # of one `atempo`
 
 @dataclass(frozen=True)
 class _Codec:
-    """How a format is written.
+    """How libav writes a format.
 
     Attributes:
-        container: libav's name of the format around the packets.
+        container: libav's name.
         name: libav's name of the codec.
-        bit_rate: bits a second and channel; None where the codec has none.
-        streamed: options of the container where the reader is not to wait, and nothing written can be changed.
+        bit_rate: bits a second and channel; None: lossless.
+        streamed: container options of a stream.
     """
 
     container: str
@@ -60,12 +67,11 @@ _CODECS = {
 
 
 def encode_audio(pcm16: bytes, sample_rate_hz: int, audio_format: str, channels: int = 1) -> bytes:
-    """A whole file of sound.
+    """A whole audio file.
 
     Args:
-        pcm16: samples, 16 bit, little-endian; those of all channels at one time follow one another.
-        sample_rate_hz: samples a second.
-        audio_format: "wav" (PCM16), "mp3", "flac", "opus" (in Ogg), "aac" (ADTS) or "pcm16" (no header).
+        pcm16: 16-bit little-endian samples, channels interleaved.
+        audio_format: "wav", "mp3", "flac", "opus" (in Ogg), "aac" (ADTS) or "pcm16" (no header).
         channels: 1 or 2.
     """
     if audio_format == "pcm16":
@@ -82,7 +88,7 @@ def encode_audio(pcm16: bytes, sample_rate_hz: int, audio_format: str, channels:
 
 
 class _Encoder:
-    """Writes a file of sound to `file`, which need not be seekable."""
+    """Writes an audio file to `file`, which need not be seekable."""
 
     def __init__(
         self, file: Any, codec: _Codec, sample_rate_hz: int, channels: int, options: dict[str, str] | None = None
@@ -98,19 +104,17 @@ class _Encoder:
         self._container.start_encoding()
 
     def add(self, frame: av.AudioFrame | None) -> None:
-        """Appends sound; None: what the resampler has kept back."""
+        """Appends audio; None flushes the resampler."""
         for resampled in self._resampler.resample(frame):
             self._container.mux(self._stream.encode(resampled))
 
     def close(self) -> None:
-        """Completes the file."""
         self.add(None)
         self._container.mux(self._stream.encode(None))
         self._container.close()
 
 
 def _frame(pcm16: bytes, sample_rate_hz: int, channels: int = 1) -> av.AudioFrame | None:
-    """The sound as libav takes it; None where there is none."""
     if not pcm16:
         return None
     frame = av.AudioFrame.from_ndarray(
@@ -121,11 +125,10 @@ def _frame(pcm16: bytes, sample_rate_hz: int, channels: int = 1) -> av.AudioFram
 
 
 class AudioStream:
-    """A file of mono sound that is read while it is written: nothing waits for what is still to come.
+    """A mono audio file that is read while it is written.
 
     Args:
-        sample_rate_hz: samples a second.
-        audio_format: as of `encode_audio`. A header says of the length that it is not known.
+        audio_format: as of `encode_audio`. The header leaves the length open.
         speed: 0.25 to 4; the pitch stays.
     """
 
@@ -138,18 +141,17 @@ class AudioStream:
             self._encoder = _Encoder(self, codec, sample_rate_hz, 1, {"flush_packets": "1", **codec.streamed})
 
     def write(self, data: bytes) -> int:
-        """For libav: the next bytes of the file."""
+        """Takes the file's next bytes from libav."""
         self._written += data
         return len(data)
 
     def add(self, pcm16: bytes) -> bytes:
-        """Appends samples; returns the bytes of the file that are ready."""
+        """Appends samples; returns the file's next bytes."""
         if self._tempo is not None:
             pcm16 = self._tempo.add(pcm16)
         return self._encoded(pcm16)
 
     def close(self) -> bytes:
-        """The rest of the file."""
         rest = b"" if self._tempo is None else self._tempo.close()
         ready = self._encoded(rest)
         if self._encoder is not None:
@@ -169,12 +171,7 @@ class AudioStream:
 
 
 class Tempo:
-    """Makes mono PCM16 faster or slower and keeps its pitch, by libav's `atempo` (WSOLA).
-
-    Args:
-        sample_rate_hz: samples a second.
-        speed: above 0; 2 halves the time.
-    """
+    """Changes the speed of mono PCM16, not its pitch, by libav's `atempo` (WSOLA). Speed 2 halves the time."""
 
     def __init__(self, sample_rate_hz: int, speed: float) -> None:
         self._sample_rate_hz, self._samples = sample_rate_hz, 0
@@ -187,7 +184,6 @@ class Tempo:
         self._graph.link_nodes(source, *filters, pcm16, self._graph.add("abuffersink")).configure()
 
     def add(self, pcm16: bytes) -> bytes:
-        """Appends samples; returns those that are ready."""
         if (frame := _frame(pcm16, self._sample_rate_hz)) is not None:
             frame.pts = self._samples
             self._samples += frame.samples
@@ -195,7 +191,6 @@ class Tempo:
         return self._ready()
 
     def close(self) -> bytes:
-        """The last samples."""
         self._graph.push(None)
         return self._ready()
 
@@ -208,18 +203,18 @@ class Tempo:
 
 
 def _nearest_rate_hz(codec: str, sample_rate_hz: int) -> int:
-    """The codec's own rate for this sound: the lowest that loses nothing, else its highest."""
+    """The codec's lowest lossless rate, else its highest."""
     rates = av.Codec(codec, "w").audio_rates or [sample_rate_hz]
     return min((rate for rate in rates if rate >= sample_rate_hz), default=max(rates))
 
 
 def encode_image(pixels: np.ndarray, file_format: ImageFormat, quality: int) -> bytes:
-    """A picture's file.
+    """An image file.
 
     Args:
-        pixels: (height, width, 3) uint8, red, green, blue.
-        file_format: PNG keeps every pixel.
-        quality: 0 to 100, of JPEG and WebP; 100 is the best.
+        pixels: (height, width, 3) uint8 RGB.
+        file_format: PNG is lossless.
+        quality: 0 to 100, the best; for JPEG and WebP.
     """
     options: dict[str, Any] = {}
     if file_format == "jpeg":
@@ -232,15 +227,11 @@ def encode_image(pixels: np.ndarray, file_format: ImageFormat, quality: int) -> 
 
 
 class VideoFile:
-    """An H.264 file in an MP4 container, 4:2:0 in BT.709, whose index comes first so that it plays while it loads.
-
-    4:2:0 has no odd sizes: an odd width or height is made even by repeating the last column or row.
+    """An H.264 file in MP4, 4:2:0 in BT.709, whose index comes first: it plays while it loads. Odd sizes, which 4:2:0
+    lacks, get their last column or row twice.
 
     Args:
-        path: file to write; it is complete after `close`.
-        frames_per_second: rate, above 0.
-        width: pixels of each frame.
-        height: pixels of each frame.
+        path: complete only after `close`.
     """
 
     def __init__(self, path: Path, frames_per_second: float, width: int, height: int) -> None:
@@ -257,11 +248,7 @@ class VideoFile:
         context.color_primaries, context.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
 
     def add(self, frames: np.ndarray) -> None:
-        """Appends frames (n, height, width, 3), red, green, blue, uint8.
-
-        Raises:
-            ValueError: another shape or dtype.
-        """
+        """Appends (n, height, width, 3) uint8 RGB frames. Raises ValueError: another shape or dtype."""
         if frames.dtype != np.uint8 or frames.shape[1:] != (self.height, self.width, 3):
             raise ValueError(f"frames of {frames.shape[1:]} {frames.dtype}, not ({self.height}, {self.width}, 3) uint8")
         frames = np.pad(frames, ((0, 0), (0, self.height % 2), (0, self.width % 2), (0, 0)), mode="edge")
@@ -278,12 +265,10 @@ class VideoFile:
             self.frames += 1
 
     def close(self) -> None:
-        """Completes the file."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
 
     def abandon(self) -> None:
-        """Gives the file up and removes it."""
         try:
             self._container.close()
         finally:

@@ -1,4 +1,4 @@
-"""Gets the bytes behind a URL, https, http or data, from hosts that may be asked."""
+"""Fetches media of https, http and data URLs from permitted hosts."""
 
 import asyncio
 import binascii
@@ -12,15 +12,15 @@ from urllib.parse import unquote_to_bytes
 import httpx
 import pybase64
 
-from gateway.settings import GatewaySettings
+from gateway.settings import MediaLimits
 
-# What servers call a file they know nothing of, or a container that can hold the kind.
+# Media types of unknown files, and of containers that can hold the kind.
 _ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
 _CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video": {"application/ogg", "image/gif"}}
 
 
 class MediaError(Exception):
-    """A media file that cannot be used; the text says why and what would do."""
+    """The text says why a file cannot be used, and what would do."""
 
 
 # Prefixes whose IPv6 addresses stand for an IPv4 address, and where in the 128 bits it is.
@@ -30,11 +30,11 @@ _EMBEDDED_IPV4 = (
     (ipaddress.IPv6Network("64:ff9b::/96"), 0),  # NAT64
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
 )
-_IPV6_UNICAST = ipaddress.IPv6Network("2000::/3")  # all that is given out; site-local addresses, say, are outside
+_IPV6_UNICAST = ipaddress.IPv6Network("2000::/3")  # all assigned addresses; excludes site-local ones
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is a global unicast one, and so is any IPv4 address inside it."""
+    """Whether an IP address, and any IPv4 address embedded in it, is global unicast."""
     ip = ipaddress.ip_address(address.split("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         for network, shift in _EMBEDDED_IPV4:
@@ -46,7 +46,7 @@ def is_public(address: str) -> bool:
 
 
 async def resolve(host: str, port: int, private_allowed: bool) -> str:
-    """An IP address of `host`, to be connected to as it is: asking the resolver again could give another answer.
+    """Resolves `host` to an address to connect to; a second look-up could differ.
 
     Raises:
         MediaError: the name is unknown, or, unless `private_allowed`, any of its addresses is not public.
@@ -65,36 +65,31 @@ async def resolve(host: str, port: int, private_allowed: bool) -> str:
 
 
 class Fetcher:
-    """Fetches media under the limits of `settings`. One for the whole process."""
+    """Fetches media under `limits`. One for the whole process."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
-        self.settings = settings
+    def __init__(self, limits: MediaLimits) -> None:
+        self.limits = limits
         self._client = httpx.AsyncClient(
             follow_redirects=False,  # each hop is checked first
             trust_env=False,  # a proxy would resolve names by itself
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none from one request to the next
-            timeout=settings.media_fetch_timeout_s,
+            timeout=limits.fetch_timeout_s,
             # A connection is pinned to an address that was checked for one host: none is kept for another.
             limits=httpx.Limits(max_connections=100, max_keepalive_connections=0),
         )
 
     async def close(self) -> None:
-        """Closes the connections."""
         await self._client.aclose()
 
     async def get(self, url: str, kind: str) -> bytes:
-        """The file at `url`.
-
-        Args:
-            url: https, http or data URL.
-            kind: "image", "audio" or "video": what its media type must be.
+        """Fetches a file of `kind` "image", "audio" or "video".
 
         Raises:
             MediaError: the URL is malformed, its host forbidden, its file too large, too slow or of another type.
         """
         if url[:5].lower() == "data:":
-            return await asyncio.to_thread(decode_data_url, url, kind, self.settings.media_max_bytes)
-        limit_s = self.settings.media_fetch_timeout_s
+            return await asyncio.to_thread(decode_data_url, url, kind, self.limits.max_bytes)
+        limit_s = self.limits.fetch_timeout_s
         try:
             async with asyncio.timeout(limit_s):
                 return await self._fetch(url, kind)
@@ -104,7 +99,7 @@ class Fetcher:
             raise MediaError(f"the URL cannot be fetched: {type(error).__name__}") from None
 
     async def _fetch(self, url: str, kind: str) -> bytes:
-        for _ in range(self.settings.media_max_redirects + 1):
+        for _ in range(self.limits.max_redirects + 1):
             async with self._open(_parse(url)) as response:
                 location = response.headers.get("location")
                 if response.is_redirect and location is not None:
@@ -114,13 +109,13 @@ class Fetcher:
                     raise MediaError(f"the URL's server answered with status {response.status_code}")
                 _check_type(response.headers.get("content-type", ""), kind)
                 return await self._read(response)
-        raise MediaError(f"the URL redirects more than {self.settings.media_max_redirects} times")
+        raise MediaError(f"the URL redirects more than {self.limits.max_redirects} times")
 
     @asynccontextmanager
     async def _open(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
         """A streamed GET to a checked address of the URL's host."""
         port = url.port or (443 if url.scheme == "https" else 80)
-        address = await resolve(url.raw_host.decode(), port, self.settings.media_private_addresses)
+        address = await resolve(url.raw_host.decode(), port, self.limits.private_addresses)
         async with self._client.stream(
             "GET",
             url.copy_with(host=address),
@@ -132,7 +127,7 @@ class Fetcher:
             yield response
 
     async def _read(self, response: httpx.Response) -> bytes:
-        most = self.settings.media_max_bytes
+        most = self.limits.max_bytes
         declared = response.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
             raise too_large(most)
@@ -164,11 +159,7 @@ def _check_type(content_type: str, kind: str) -> None:
 
 
 def decode_data_url(url: str, kind: str, max_bytes: int) -> bytes:
-    """The bytes of a data URL (RFC 2397).
-
-    Raises:
-        MediaError: malformed, too large, or of another kind.
-    """
+    """Decodes a data URL (RFC 2397). Raises MediaError: malformed, too large, or of another kind."""
     header, comma, payload = url[5:].partition(",")
     if not comma:
         raise MediaError("a data URL is data:TYPE;base64,DATA")
@@ -182,11 +173,7 @@ def decode_data_url(url: str, kind: str, max_bytes: int) -> bytes:
 
 
 def decode_base64(payload: str, max_bytes: int) -> bytes:
-    """The bytes behind strict base64.
-
-    Raises:
-        MediaError: not base64, or too large.
-    """
+    """Decodes strict base64. Raises MediaError: not base64, or too large."""
     if len(payload) // 4 * 3 - payload[-2:].count("=") > max_bytes:
         raise too_large(max_bytes)
     try:
@@ -196,5 +183,4 @@ def decode_base64(payload: str, max_bytes: int) -> bytes:
 
 
 def too_large(max_bytes: int) -> MediaError:
-    """The refusal of a file of more than `max_bytes`."""
     return MediaError(f"the file is larger than the {max_bytes} bytes allowed")

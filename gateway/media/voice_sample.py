@@ -1,4 +1,4 @@
-"""Samples of voices: a sound of a request as a talker hears it, and as it is kept. Blocking: call these in a thread."""
+"""Reads and stores voice samples. Blocking: call these in a thread."""
 
 import io
 
@@ -12,15 +12,15 @@ from services.common.media import mono_blocks
 
 MAX_BYTES = 10 * 1024 * 1024
 MIN_S, MAX_S = 1.0, 30.0
-_CODEC_SLACK_S = 0.1  # what codecs add to a sound of the greatest length
-_SILENCE = 1e-3  # -60 dB: root mean square of what a microphone hears of an empty room
+_CODEC_SLACK_S = 0.1  # codecs may add this to a sample
+_SILENCE = 1e-3  # RMS of a microphone in an empty room: -60 dB
 
 
 def read_sample(content: bytes, rate_hz: int) -> np.ndarray:
-    """The sound of any file: (samples,) float32 in -1 to 1, mono, at `rate_hz`, MIN_S to MAX_S of it.
+    """Decodes a sample: (n,) float32, -1 to 1, mono, at `rate_hz`, MIN_S to MAX_S long.
 
     Raises:
-        MediaError: broken, without sound, silent, too large, too long or too short.
+        MediaError: broken, without audio, silent, too large, too long or too short.
     """
     if not content:
         raise MediaError("the file is empty")
@@ -34,12 +34,12 @@ def read_sample(content: bytes, rate_hz: int) -> np.ndarray:
         raise MediaError("has samples that are no numbers")
     if np.sqrt(np.mean(np.square(sound, dtype=np.float64))) < _SILENCE:
         raise MediaError("the sample is silent: nobody's voice is in it")
-    heard = soxr.resample(sound, own_rate_hz, rate_hz)[: int(MAX_S * rate_hz)]
-    return np.clip(heard, -1.0, 1.0).astype(np.float32)
+    resampled = soxr.resample(sound, own_rate_hz, rate_hz)[: int(MAX_S * rate_hz)]
+    return np.clip(resampled, -1.0, 1.0).astype(np.float32)
 
 
 def _decoded(content: bytes) -> tuple[np.ndarray, int]:
-    """((samples,) float32, the mean of the channels; samples a second). Raises MediaError."""
+    """((samples,) float32 mono, rate in Hz). Raises MediaError."""
     with opened_track("audio", content) as (container, _):
         blocks, samples, rate_hz = [np.empty(0, np.float32)], 0, container.streams.audio[0].rate
         for block, block_rate_hz in mono_blocks(container):
@@ -53,13 +53,13 @@ def _decoded(content: bytes) -> tuple[np.ndarray, int]:
 
 
 def as_flac(samples: np.ndarray, rate_hz: int) -> bytes:
-    """A FLAC file, 16 bit, of (samples,) float32."""
+    """A 16-bit FLAC file of (n,) float32 samples."""
     file = io.BytesIO()
     soundfile.write(file, samples, rate_hz, format="FLAC", subtype="PCM_16")
     return file.getvalue()
 
 
 def from_flac(file: bytes, rate_hz: int) -> np.ndarray:
-    """The samples (samples,) float32 of what `as_flac` wrote, at `rate_hz`."""
+    """(n,) float32 samples of an `as_flac` file."""
     samples, own_rate_hz = soundfile.read(io.BytesIO(file), dtype="float32")
     return np.clip(soxr.resample(samples, own_rate_hz, rate_hz), -1.0, 1.0) if own_rate_hz != rate_hz else samples

@@ -1,4 +1,4 @@
-"""Serves the page's files, `/` and `/page/NAME`. They hold no secrets and need no API key: the page asks for one."""
+"""Serves the page, `/` and `/page/NAME`. It needs no API key: it has no secrets."""
 
 import hashlib
 from dataclasses import dataclass
@@ -43,13 +43,6 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class _File:
-    """What is sent.
-
-    Attributes:
-        content: the file.
-        headers: with its type and ETag.
-    """
-
     content: bytes
     headers: dict[str, str]
 
@@ -75,7 +68,7 @@ async def index(http: Request) -> Response:
 
 @router.api_route("/page/{name}", methods=["GET", "HEAD"])
 async def file(http: Request, name: str) -> Response:
-    """One of its files."""
+    """A file of the page."""
     if name not in _FILES:
         raise HTTPException(404)
     return _response(http, _FILES[name])

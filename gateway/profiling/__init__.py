@@ -1,1 +1,1 @@
-"""Profiles of all stages at once, and where a request's time went."""
+"""Profiles of all stages, and clock differences between hosts."""

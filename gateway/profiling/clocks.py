@@ -1,4 +1,4 @@
-"""What a stage's clock is ahead of the gateway's, from calls to it. Spans and traces of several hosts need it."""
+"""Measures stages' clocks against the gateway's, to align spans of several hosts."""
 
 import time
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ class Clock:
     """A stage's Unix clock against this process's.
 
     Attributes:
-        ahead_ns: by which the stage's clock is ahead, measured in the middle of a round trip.
-        uncertain_ns: by which that may be wrong: half of the round trip.
+        ahead_ns: lead of the stage's clock.
+        uncertain_ns: greatest error: half of a round trip.
     """
 
     ahead_ns: int
@@ -23,16 +23,12 @@ class Clock:
 
     @property
     def offset_ns(self) -> int:
-        """What to take from the stage's times: 0 unless the clocks are known to differ; on one host they never are."""
+        """Nanoseconds to subtract from the stage's times: 0 unless the clocks certainly differ."""
         return self.ahead_ns if abs(self.ahead_ns) > self.uncertain_ns else 0
 
 
 async def spans_of(replica: Replica, request_id: str, timeout_s: float) -> tuple[profile_pb2.GetSpansResponse, Clock]:
-    """The spans of a request in `replica`, and its clock.
-
-    Raises:
-        grpc.aio.AioRpcError: the call failed.
-    """
+    """A request's spans in `replica`, and its clock. Raises grpc.aio.AioRpcError."""
     stub = profile_pb2_grpc.ProfileServiceStub(replica.channel)
     sent_ns = time.time_ns()
     answer = await stub.GetSpans(profile_pb2.GetSpansRequest(request_id=request_id), timeout=timeout_s)
@@ -43,10 +39,6 @@ async def spans_of(replica: Replica, request_id: str, timeout_s: float) -> tuple
 
 
 async def clock_of(replica: Replica, timeout_s: float) -> Clock:
-    """Its clock, by the quickest of SAMPLES calls.
-
-    Raises:
-        grpc.aio.AioRpcError: one failed.
-    """
+    """The clock by the quickest of SAMPLES calls. Raises grpc.aio.AioRpcError."""
     clocks = [(await spans_of(replica, "", timeout_s))[1] for _ in range(SAMPLES)]
     return min(clocks, key=lambda clock: clock.uncertain_ns)

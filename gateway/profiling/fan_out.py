@@ -1,4 +1,4 @@
-"""Starts and stops the profiles of all replicas of stages at once, and fetches them; the gateway's own spans beside."""
+"""Profiles of all stage replicas, beside the gateway's own spans."""
 
 import asyncio
 import time
@@ -22,13 +22,8 @@ GATEWAY = "gateway"
 
 
 @dataclass
-class Fetched:
-    """What one replica recorded, or why there is nothing of it.
-
-    Attributes:
-        failure: None if it was fetched.
-        files: (process, file here); see TraceFile.
-    """
+class ReplicaProfile:
+    """A replica's profile, or its failure. `files` are (process, local file)."""
 
     replica: Replica
     failure: StageError | None = None
@@ -37,11 +32,8 @@ class Fetched:
     files: list[tuple[str, Path]] = field(default_factory=list)
 
 
-class Profiling:
-    """Profiles of the stages of `pipeline`, and of this gateway's `spans` meanwhile. For one event loop.
-
-    Stages keep the profiles, not this: a gateway can stop what another one, or itself before a restart, has started.
-    """
+class Profiler:
+    """Profiles the stages of `pipeline`. For one event loop. Stages keep the profiles: any gateway can stop them."""
 
     def __init__(self, pipeline: Pipeline, spans: Spans, timeout_s: float) -> None:
         self._pipeline, self._spans, self._timeout_s = pipeline, spans, timeout_s
@@ -50,7 +42,7 @@ class Profiling:
         self._turn = asyncio.Lock()
 
     def replicas(self, stages: Sequence[str] | None = None) -> list[Replica]:
-        """Those of the named stages, or of all. Raises InvalidInput: no such stage."""
+        """Replicas of the named stages, or of all. Raises InvalidInput: no such stage."""
         known = self._pipeline.by_name
         for name in stages or ():
             if name not in known:
@@ -58,12 +50,12 @@ class Profiling:
         return [replica for name in dict.fromkeys(stages or known) for replica in known[name].replicas.values()]
 
     async def start(self, replicas: Sequence[Replica], seconds: float) -> dict[Replica, float | StageError]:
-        """Begins to record in each of `replicas`, for at most `seconds` (0: as long as each takes): what each says,
-        the seconds after which it ends by itself. One that cannot be reached is left out.
+        """Starts profiles of at most `seconds` (0: each replica's own limit) and returns each replica's limit in
+        seconds, or its failure.
 
         Raises:
-            AlreadyExists: one records already: none goes on.
-            InvalidInput: one refuses `seconds`: none goes on.
+            AlreadyExists: a replica records already: all are stopped.
+            InvalidInput: a replica refuses `seconds`: all are stopped.
             StageError: none records.
         """
 
@@ -99,12 +91,12 @@ class Profiling:
         except grpc.aio.AioRpcError as error:
             replica.failure(error)
 
-    async def stop(self, directory: Path) -> tuple[list[Fetched], list[dict[str, Any]]]:
-        """What each replica recorded, its files in `directory`, and the spans of this gateway in that time.
+    async def stop(self, directory: Path) -> tuple[list[ReplicaProfile], list[dict[str, Any]]]:
+        """Stops all profiles: (the replicas' profiles with files in `directory`, the gateway's spans).
 
         Raises:
             NotFound: no replica has a profile.
-            StageError: none could be asked.
+            StageError: no replica could be reached.
         """
         async with self._turn:
             replicas = list(self._started | dict.fromkeys(self.replicas()))
@@ -121,8 +113,8 @@ class Profiling:
                 raise failure
             return found, self._own(watch, [each for each in found if each.failure is None])
 
-    def _own(self, watch: Watch | None, fetched: Sequence[Fetched]) -> list[dict[str, Any]]:
-        """This gateway's spans of the time in which what was `fetched` was recorded."""
+    def _own(self, watch: Watch | None, fetched: Sequence[ReplicaProfile]) -> list[dict[str, Any]]:
+        """This gateway's spans in the time of the fetched profiles."""
         start_unix_ns = min(each.profile.start_unix_ns - each.clock.offset_ns for each in fetched)
         end_unix_ns = max(each.profile.end_unix_ns - each.clock.offset_ns for each in fetched)
         to_unix_ns = monotonic_to_unix_ns()
@@ -134,9 +126,9 @@ class Profiling:
             if span.start_unix_ns < end_unix_ns and (not span.outcome or span.end_unix_ns > start_unix_ns)
         ]
 
-    async def _fetch(self, replica: Replica, prefix: Path) -> Fetched:
-        """What `replica` recorded, in files whose names begin with `prefix`."""
-        fetched = Fetched(replica)
+    async def _fetch(self, replica: Replica, prefix: Path) -> ReplicaProfile:
+        """Fetches a profile into files that begin with `prefix`."""
+        fetched = ReplicaProfile(replica)
         stub = profile_pb2_grpc.ProfileServiceStub(replica.channel)
         try:
             call = stub.StopProfile(profile_pb2.StopProfileRequest(), timeout=self._timeout_s)
@@ -147,7 +139,7 @@ class Profiling:
         return fetched
 
     def _why(self, replica: Replica, error: grpc.aio.AioRpcError) -> StageError:
-        """Why a replica recorded nothing. NotFound: it was not asked to, or cannot."""
+        """Why a replica has no profile. NotFound: none was started, or it cannot."""
         failure = replica.failure(error)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a stage of another make
             return NotFound("it takes no profiles")
@@ -156,7 +148,7 @@ class Profiling:
         return failure
 
 
-async def _receive(messages: Any, fetched: Fetched, prefix: Path) -> None:
+async def _receive(messages: Any, fetched: ReplicaProfile, prefix: Path) -> None:
     opened = None
     try:
         async for message in messages:
@@ -177,7 +169,7 @@ async def _receive(messages: Any, fetched: Fetched, prefix: Path) -> None:
 
 
 def as_json(span: profile_pb2.Span, offset_ns: int = 0) -> dict[str, Any]:
-    """A span for JSON: times are microseconds of Unix time, `offset_ns` less than the span's."""
+    """A span for JSON; times are microseconds of Unix time less `offset_ns`."""
 
     def unix_us(at_ns: int) -> float:
         return (at_ns - offset_ns) / 1000
@@ -196,9 +188,8 @@ def as_json(span: profile_pb2.Span, offset_ns: int = 0) -> dict[str, Any]:
     }
 
 
-def manifest(fetched: Sequence[Fetched], own: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the files are, the spans, and what is lost: `profile.json` of the archive. Times are microseconds of this
-    gateway's Unix time."""
+def manifest(fetched: Sequence[ReplicaProfile], own: list[dict[str, Any]]) -> dict[str, Any]:
+    """The archive's `profile.json`; times are microseconds of this gateway's Unix time."""
     return {
         "made_at": int(time.time()),
         "processes": [
@@ -213,7 +204,7 @@ def manifest(fetched: Sequence[Fetched], own: list[dict[str, Any]]) -> dict[str,
     }
 
 
-def _process(fetched: Fetched) -> dict[str, Any]:
+def _process(fetched: ReplicaProfile) -> dict[str, Any]:
     profile, clock = fetched.profile, fetched.clock
     return {
         "stage": fetched.replica.stage,

@@ -14,11 +14,11 @@ from PIL import Image
 from gateway.media import fetch
 from gateway.media.check import check
 from gateway.media.fetch import Fetcher, MediaError, decode_base64, decode_data_url
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, MediaLimits
 
 
-def settings(**changes) -> GatewaySettings:
-    return GatewaySettings(pipeline=Path("unused.yaml"), **changes)
+def limits(**changes) -> MediaLimits:
+    return GatewaySettings(pipeline=Path("unused.yaml"), **changes).media_limits
 
 
 @asynccontextmanager
@@ -54,7 +54,7 @@ def redirect(to: str) -> bytes:
 
 
 async def get(url: str, kind: str = "image", **changes) -> bytes:
-    fetcher = Fetcher(settings(**changes))
+    fetcher = Fetcher(limits(**changes))
     try:
         return await fetcher.get(url, kind)
     finally:
@@ -142,7 +142,7 @@ async def test_size_time_type_and_status():
 async def test_no_cookies_are_kept():
     pages = {"/a": page(b"abc").replace(b"connection:", b"set-cookie: a=b; path=/\r\nconnection:")}
     async with site(pages) as (origin, requests):
-        fetcher = Fetcher(settings(media_private_addresses=True))
+        fetcher = Fetcher(limits(media_private_addresses=True))
         for _ in range(2):
             await fetcher.get(f"{origin}/a", "image")
         await fetcher.close()
@@ -228,12 +228,12 @@ def sound(samples: int, claimed_bytes: int | None = None) -> bytes:
 
 @pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
 def test_good_images(file_format):
-    check("image", picture(32, 20, file_format), settings())
+    check("image", picture(32, 20, file_format), limits())
 
 
 def test_good_sound():
-    check("audio", sound(1600), settings())
-    check("audio", sound(1600, claimed_bytes=0xFFFFFFFF), settings())  # of a program that wrote to a pipe
+    check("audio", sound(1600), limits())
+    check("audio", sound(1600, claimed_bytes=0xFFFFFFFF), limits())  # of a program that wrote to a pipe
 
 
 @pytest.mark.parametrize(
@@ -256,4 +256,4 @@ def test_good_sound():
 )
 def test_bad_files(kind, content, says):
     with pytest.raises(MediaError, match=says):
-        check(kind, content, settings(media_max_image_pixels=1100, media_max_audio_s=2))
+        check(kind, content, limits(media_max_image_pixels=1100, media_max_audio_s=2))

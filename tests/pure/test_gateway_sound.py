@@ -33,7 +33,7 @@ async def test_lossless_files_are_stereo_16_bit_and_equal_the_samples(gateway, f
     samples, rate_hz = soundfile.read(io.BytesIO(response.content), dtype="int16")
     assert soundfile.info(io.BytesIO(response.content)).subtype == "PCM_16"
     (start,) = gateway.script.requests
-    expected = np.rint(samples_of(start) * 32767).astype(np.int16)
+    expected = np.clip(np.rint(samples_of(start) * 32768), -32768, 32767).astype(np.int16)
     assert rate_hz == RATE_HZ
     assert samples.shape == (int(0.75 * RATE_HZ), 2)
     np.testing.assert_array_equal(samples, expected)
@@ -130,7 +130,7 @@ async def test_samples_beyond_full_scale_are_clipped(gateway, monkeypatch):
     monkeypatch.setattr("tests.support.systems.video.samples_of", lambda start: np.array([[2, -2], [0, 1]], np.float32))
     response = await gateway.http.post(PATH, json=ASK)
     samples, _ = soundfile.read(io.BytesIO(response.content), dtype="int16")
-    assert samples.tolist() == [[32767, -32767], [0, 32767]]
+    assert samples.tolist() == [[32767, -32768], [0, 32767]]
 
 
 async def test_several_at_once_are_not_mixed_up(gateway):

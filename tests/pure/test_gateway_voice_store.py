@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from cli.main import app
-from gateway.answers.voice_store import NameTaken, Voice, VoicesFull, VoiceStore
+from gateway.answers.voice_store import UploadedVoice, VoiceExists, VoicesFull, VoiceStore
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
@@ -206,10 +206,10 @@ async def test_the_commands(tmp_path):
 
 
 async def test_nothing_of_a_removed_voice_stays_on_the_disk(tmp_path):
-    voice = Voice("voice_1", "anna", "consent-of-anna", "", 1.5, 0, None)
+    voice = UploadedVoice("voice_1", "anna", "consent-of-anna", "", 1.5, 0, None)
     store, flac = VoiceStore(tmp_path, 2, 2), np.random.default_rng(0).bytes(100_000)
     await store.add(voice, flac)
-    with pytest.raises(NameTaken):
+    with pytest.raises(VoiceExists):
         await store.add(voice, flac)
     assert await store.sample(voice) == flac
     assert flac[50_000:50_100] in on_disk(tmp_path)
@@ -225,7 +225,7 @@ async def test_nothing_of_a_removed_voice_stays_on_the_disk(tmp_path):
 async def test_stores_of_two_processes_count_together(tmp_path):
     stores = [VoiceStore(tmp_path, 3, 3) for _ in range(2)]
     adding = [
-        store.add(Voice(f"voice_{store_id}{i}", f"n{store_id}{i}", "c", "", 1, 0, None), b"x")
+        store.add(UploadedVoice(f"voice_{store_id}{i}", f"n{store_id}{i}", "c", "", 1, 0, None), b"x")
         for store_id, store in enumerate(stores)
         for i in range(3)
     ]

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.responses import Response
 
 from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest
-from gateway.access.shared import Shared
+from gateway.access.shared import SharedState
 from gateway.answers.gateway import Transcripts
 from gateway.errors import ApiError
 from gateway.http.workers import merge, supervisor
@@ -57,19 +57,20 @@ def test_the_metrics_of_all_are_told_apart_and_those_of_the_stages_told_once():
 
 def test_a_process_that_starts_anew_has_nothing_running(tmp_path: Path):
     entry = ApiKeyEntry(name="alice", sha256=digest("x"), max_concurrent_requests=2)  # pyright: ignore[reportCallIssue]
-    keys = [ApiKey(entry, Shared(tmp_path / "shared.sqlite", worker)) for worker in range(2)]
+    keys = [ApiKey(entry, SharedState(tmp_path / "shared.sqlite", worker)) for worker in range(2)]
     with keys[0].request(), keys[1].request():
         for key in keys:
             with pytest.raises(ApiError, match="has 2 requests in progress"), key.request():
                 pass
-        anew = ApiKey(entry, Shared(tmp_path / "shared.sqlite", 1))  # process 1 was killed in the middle of its request
+        # process 1 was killed in the middle of its request
+        anew = ApiKey(entry, SharedState(tmp_path / "shared.sqlite", 1))
         with anew.request():
             pass
 
 
 def test_a_rate_is_that_of_all_processes(tmp_path: Path):
     entry = ApiKeyEntry(name="alice", sha256=digest("x"), requests_per_minute=3)  # pyright: ignore[reportCallIssue]
-    keys = [ApiKey(entry, Shared(tmp_path / "shared.sqlite", worker)) for worker in range(2)]
+    keys = [ApiKey(entry, SharedState(tmp_path / "shared.sqlite", worker)) for worker in range(2)]
     for i in range(3):
         with keys[i % 2].request():
             pass
@@ -80,7 +81,7 @@ def test_a_rate_is_that_of_all_processes(tmp_path: Path):
 
 def test_a_transcript_is_known_to_all_and_only_the_newest_are_kept(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("gateway.answers.gateway._MAX_TRANSCRIPTS", 3)
-    first, second = (Transcripts(60, Shared(tmp_path / "shared.sqlite", worker)) for worker in range(2))
+    first, second = (Transcripts(60, SharedState(tmp_path / "shared.sqlite", worker)) for worker in range(2))
     ids = [first.new_id() for _ in range(5)]
     for i, (audio_id, expires_at) in enumerate(ids):
         (first if i % 2 else second).put(audio_id, expires_at, f"said {i}")

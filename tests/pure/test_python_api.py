@@ -310,7 +310,7 @@ async def test_what_cannot_start_says_why(model, setup, told: str) -> None:
 
 
 async def test_stages_that_do_not_serve_are_named(stages: ScriptedStages, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quartet.asking.REACH_S", 0.5)
+    monkeypatch.setattr("quartet.client.REACH_S", 0.5)
     with pytest.raises(StartError, match=r"stages do not serve: .*code2wav"):
         await AsyncOmni(address=stages.addresses | {"code2wav": "127.0.0.1:9"}).generate("Hello")
 

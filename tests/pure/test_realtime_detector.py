@@ -21,7 +21,7 @@ from gateway.dialects.realtime.input.turn_detector import (
     TurnDetector,
 )
 from gateway.dialects.realtime.settings.session import SemanticVad, ServerVad
-from gateway.listening.detector import Detector, DetectorError, Detectors
+from gateway.listening.detector import DetectorError, Detectors, SessionDetector
 from gateway.listening.detector_models import OnnxSilero, PackagedSilero
 from gateway.listening.onnx import ModelFileError
 from gateway.listening.silero import RATE_HZ, STEP, SileroVoiceActivityDetector
@@ -60,7 +60,7 @@ def detectors():
         yield made
 
 
-async def heard(detector: Detector, samples: np.ndarray, size: int) -> list[float]:
+async def heard(detector: SessionDetector, samples: np.ndarray, size: int) -> list[float]:
     return [
         probability
         for begin in range(0, len(samples), size)

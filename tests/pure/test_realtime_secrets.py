@@ -13,7 +13,7 @@ from websockets.typing import Subprotocol
 
 from gateway.access import client_secrets
 from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest, new_key
-from gateway.access.client_secrets import AZURE_PATH, ClientSecrets, key_of, subprotocol_of
+from gateway.access.client_secrets import AZURE_PATH, ClientSecrets, presented_key, subprotocol_of
 from gateway.errors import ApiError
 from tests.support.systems.gateway import Running, running
 
@@ -62,7 +62,7 @@ def store(clock: Clock) -> ClientSecrets:
     ],
 )
 def test_where_a_key_is_presented(headers, subprotocols, presented):
-    assert key_of(socket(headers, subprotocols)) == presented
+    assert presented_key(socket(headers, subprotocols)) == presented
 
 
 def test_the_subprotocol_that_is_taken_is_never_the_one_with_the_key():

@@ -19,19 +19,19 @@ import pytest
 from PIL import Image
 
 from quartet import Answer, AsyncOmni, AudioDelta, Omni, TextDelta, image
-from quartet.messages import Options
+from quartet.messages import PromptOptions
 from tests.support.systems.omni_program import PROMPTS, THINGS
 from tests.support.systems.stack import HANG_GUARD_S, Stack, processes_of, shared_memory_of, until
 
 pytestmark = pytest.mark.e2e
-SPOKEN: Options = {
+SPOKEN: PromptOptions = {
     "speech": True,
     "max_tokens": 12,
     "temperature": 0.9,
     "seed": 11,
     "quartet": {"talker": {"max_frames": 24}},
 }
-ENDLESS: Options = {"speech": True, "ignore_eos": True, "quartet": {"talker": {"max_frames": 3000}}}
+ENDLESS: PromptOptions = {"speech": True, "ignore_eos": True, "quartet": {"talker": {"max_frames": 3000}}}
 STEP = 1  # of 16 bit: the decoder's float32 sums depend on which frames it took together
 
 
@@ -75,7 +75,7 @@ def test_a_request_has_the_tokens_and_samples_that_it_has_over_http(
     }
     told = stack.http.post("/v1/chat/completions", json=body).raise_for_status().json()
     choice = told["choices"][0]
-    asked: Options = {**SPOKEN, "images": [picture], "voice": "ethan", "logprobs": True}
+    asked: PromptOptions = {**SPOKEN, "images": [picture], "voice": "ethan", "logprobs": True}
     ours = omni.generate(question, **asked)
     assert (ours.text, ours.finish_reason) == (choice["message"]["content"], choice["finish_reason"])
     tokens = [entry["token"] for entry in choice["logprobs"]["content"]]

@@ -7,12 +7,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 from pydantic import BaseModel
 
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageGeneration, Picture, image_facts, load_pictures
+from gateway.answers.images import GeneratedImage, ImageGeneration, image_facts, load_images
 from gateway.answers.request import Tool
 from gateway.answers.tools import calls
 from gateway.answers.tools.calls import HostedCall
@@ -71,10 +70,10 @@ class ImageGenerator:
             yield ToolProgress()
             async with aclosing(generation.events()) as events:
                 async for event in events:
-                    if not isinstance(event, Picture):
+                    if not isinstance(event, GeneratedImage):
                         continue
                     file = await asyncio.to_thread(request.to_base64, event.pixels)
-                    facts = _facts(request, event.pixels)
+                    facts = request.file_facts(event.pixels)
                     if event.preview is None:
                         facts["action"] = "edit" if generation.images else "generate"
                         facts["revised_prompt"] = request.prompt
@@ -103,7 +102,7 @@ class ImageGenerator:
         start = request.image_start(info)
         start.request_id = call.request_id
         images = [] if base is None else [base]
-        await load_pictures(gateway, [*images, *([mask] if mask else [])])
+        await load_images(gateway, [*images, *([mask] if mask else [])])
         deadline = max(call.meter.deadline, time.monotonic())
         return ImageGeneration(stage, start, images, mask, deadline, call.meter.log), request
 
@@ -115,9 +114,3 @@ class ImageGenerator:
 def _edits(stage: Stage) -> bool:
     """Whether the stage's model changes images."""
     return stage.info is not None and dit_pb2.DIT_TASK_IMAGE_EDIT in stage.info.dit.tasks
-
-
-def _facts(request: ImageRequest, pixels: np.ndarray) -> dict[str, str]:
-    """What the file is, which is not always what was asked for."""
-    size = f"{pixels.shape[1]}x{pixels.shape[0]}"
-    return {"background": "opaque", "output_format": request.file_format, "quality": "auto", "size": size}

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from gateway import metrics
 from gateway.answers import audio, videos
-from gateway.answers.diffusion import require_info, told_of
+from gateway.answers.diffusion import require_info, stage_errors
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import Tool
 from gateway.answers.tools import calls
@@ -70,7 +70,9 @@ class VideoGenerator:
             image = MediaFile("input_reference", "image", call.last_image)
         release = call.hold()
         try:
-            video = await videos.take_on(gateway, self._request(prompt), image, call.owner, release, call.meter.log)
+            video = await videos.submit_video(
+                gateway, self._request(prompt), image, call.owner, release, call.meter.log
+            )
         except BaseException:
             release()
             raise
@@ -118,7 +120,7 @@ class SoundGenerator:
         request = self._request(prompt)
         start = request.audio_start(require_info(stage, audio.TASKS, "sound"))
         start.request_id = call.request_id
-        with told_of(stage):
+        with stage_errors(stage):
             pieces, seed = await audio.make(stage, start, max(call.meter.left_s, 0.001))
         file, audio_s = await asyncio.to_thread(audio.file_of, pieces, request.response_format)
         metrics.AUDIO_SECONDS.inc(audio_s)

@@ -1,1 +1,1 @@
-"""Speech to text, window by window."""
+"""Transcription of speech, window by window."""

@@ -1,4 +1,4 @@
-"""Sounds that are written down: their windows, as they are found."""
+"""Audio to be transcribed: a file, or a live stream, cut into windows of speech."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from gateway.listening.speech_windows import RATE_HZ, Pauses, Window, WindowFinder, decoded, windows
+from gateway.listening.speech_windows import RATE_HZ, Pauses, SpeechWindow, WindowFinder, decoded, windows
 from gateway.media.encode import BYTES_PER_SAMPLE
 from services.common.errors import DeadlineExceeded
 
@@ -17,16 +17,11 @@ _LISTENERS = ThreadPoolExecutor(os.cpu_count(), "listening")
 
 
 class FileSound:
-    """A file.
-
-    Args:
-        content: its bytes.
-        pauses: what counts as a pause.
-        limit_s: time for all of it, from now on.
+    """An audio file. `limit_s` is its time from now on.
 
     Attributes:
         field: of the request, for errors.
-        duration_s: of the sound so far.
+        duration_s: of the audio read so far.
     """
 
     field = "file"
@@ -36,7 +31,7 @@ class FileSound:
         self._content, self._pauses, self._limit_s = content, pauses, limit_s
         self._deadline, self._given_up = time.monotonic() + limit_s, False
 
-    async def windows(self) -> AsyncGenerator[Window, None]:
+    async def windows(self) -> AsyncGenerator[SpeechWindow, None]:
         """Raises MediaError; DeadlineExceeded."""
         found, loop = windows(self._counted(decoded(self._content)), self._pauses), asyncio.get_running_loop()
         try:
@@ -46,11 +41,11 @@ class FileSound:
             self._given_up = True
 
     def left_s(self) -> float:
-        """Time for what has been found."""
+        """Time left for the windows found."""
         return max(0.0, self._deadline - time.monotonic())
 
     def _counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Runs in a thread, which nothing else ends: there may be hours of silence before the next window."""
+        """Counts and bounds the pieces: hours of silence may precede a window."""
         for piece in pieces:
             if self._given_up:
                 return
@@ -61,15 +56,11 @@ class FileSound:
 
 
 class LiveSound:
-    """Sound that is being sent: mono PCM16 at RATE_HZ.
-
-    Args:
-        pauses: what counts as a pause.
-        limit_s: time for each window.
+    """Live mono PCM16 at RATE_HZ. `limit_s` is the time of each window.
 
     Attributes:
         field: of the request, for errors.
-        duration_s: of the sound that has been searched for windows.
+        duration_s: of the audio searched so far.
     """
 
     field = "audio"
@@ -81,21 +72,19 @@ class LiveSound:
 
     @property
     def waiting_s(self) -> float:
-        """Sound that has not been searched yet."""
+        """Seconds of audio not searched yet."""
         return len(self._waiting) / _BYTES_PER_S
 
     def add(self, pcm16: bytes) -> None:
-        """More of it."""
         self._waiting += pcm16
         self._came.set()
 
     def end(self) -> None:
-        """No more follows."""
         self._ended = True
         self._came.set()
 
-    async def windows(self) -> AsyncGenerator[Window, None]:
-        """Each as soon as its speech has paused."""
+    async def windows(self) -> AsyncGenerator[SpeechWindow, None]:
+        """Yields each window when its speech has paused."""
         finder, loop = WindowFinder(self._pauses), asyncio.get_running_loop()
         while self._waiting or not self._ended:
             if not self._waiting:
@@ -110,5 +99,4 @@ class LiveSound:
             yield window
 
     def left_s(self) -> float:
-        """Time for what has been found."""
         return self._limit_s

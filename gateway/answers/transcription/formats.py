@@ -1,4 +1,4 @@
-"""What was said, and when; and how each format tells it."""
+"""Transcripts in each response format."""
 
 import re
 import zlib
@@ -9,15 +9,12 @@ from typing import Any
 
 @dataclass
 class Segment:
-    """What was said between two pauses.
+    """The text between two pauses.
 
     Attributes:
-        id: counts from 0.
-        begin_s, end_s: seconds from the beginning of the sound.
-        speech_probability: mean over it, as the detector says.
-        text: without white space around it.
-        token_ids: of the text.
-        avg_logprob: mean over the tokens; 0 where they were not asked for.
+        begin_s, end_s: from the beginning of the audio.
+        speech_probability: mean, as the detector says.
+        avg_logprob: mean over the tokens; 0 without logprobs.
     """
 
     id: int
@@ -29,7 +26,7 @@ class Segment:
     avg_logprob: float = 0.0
 
     def verbose(self, temperature: float) -> dict[str, Any]:
-        """OpenAI's form, whose members are those of Whisper."""
+        """OpenAI's form, with Whisper's members."""
         encoded = self.text.encode()
         return {
             "id": self.id,
@@ -46,7 +43,6 @@ class Segment:
 
 
 def joined(segments: Sequence[Segment]) -> str:
-    """The whole text."""
     return " ".join(segment.text for segment in segments if segment.text)
 
 
@@ -68,7 +64,7 @@ def vtt(segments: Sequence[Segment]) -> str:
 
 
 def _lines(text: str) -> str:
-    """Without empty lines, which would end the subtitle."""
+    """Removes empty lines, which would end the subtitle."""
     return re.sub(r"\s*\n\s*", "\n", text)
 
 

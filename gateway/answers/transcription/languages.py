@@ -1,4 +1,4 @@
-"""Languages by their ISO 639-1 codes, as OpenAI's clients name them and prompts call them."""
+"""ISO 639-1 codes and English names of languages."""
 
 from gateway.errors import invalid
 
@@ -66,7 +66,7 @@ LANGUAGES = {
 
 
 def language_of(named: str) -> str:
-    """English name of the language that a request names by its code, with or without a region, or by its name.
+    """English name of the language that a request names by code, with or without a region, or by name.
 
     Raises:
         ApiError: 400 for `language`.

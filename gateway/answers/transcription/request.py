@@ -1,4 +1,4 @@
-"""What requests to write down a sound may ask for."""
+"""Requests for transcriptions and translations."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,8 +8,8 @@ from gateway.listening.speech_windows import Pauses
 from gateway.validation import Strict
 
 
-class ServerVad(Strict):
-    """What counts as a pause."""
+class VadConfig(Strict):
+    """Definition of a pause."""
 
     type: Literal["server_vad"]
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -18,7 +18,6 @@ class ServerVad(Strict):
 
     @property
     def pauses(self) -> Pauses:
-        """In the detector's terms."""
         return Pauses(self.threshold, self.silence_duration_ms / 1000, self.prefix_padding_ms / 1000)
 
 
@@ -27,7 +26,7 @@ def _as_strategy(value: Any) -> Any:
 
 
 class TranslationRequest(Strict):
-    """A sound to be written down in English."""
+    """Audio to be translated into English text."""
 
     model: str
     language: str | None = Field(
@@ -45,7 +44,7 @@ class TranslationRequest(Strict):
 
 
 class TranscriptionRequest(TranslationRequest):
-    """A sound to be written down."""
+    """Audio to be transcribed."""
 
     timestamp_granularities: list[Literal["segment"]] | None = None
-    chunking_strategy: Annotated[ServerVad, BeforeValidator(_as_strategy)] = ServerVad(type="server_vad")
+    chunking_strategy: Annotated[VadConfig, BeforeValidator(_as_strategy)] = VadConfig(type="server_vad")

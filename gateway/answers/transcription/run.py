@@ -1,9 +1,7 @@
-"""Writes down what is said in a sound, by the thinker.
+"""Transcribes speech by the thinker.
 
-Each window of a sound, its speech between two pauses, is a request of its own to the thinker: several at a time, told
-in order. So an hour of sound needs no more memory than some windows, and the times of segments are those of the cuts.
-Source of the prompts: the evaluation settings that the first family's authors publish.
-"""
+Each window of speech is a thinker request of its own; several run at a time, and their text comes in order. An hour of
+audio needs no more memory than a few windows."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -16,7 +14,7 @@ from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import Segment
 from gateway.answers.transcription.request import TranslationRequest
 from gateway.errors import in_own_terms, invalid
-from gateway.listening.speech_windows import RATE_HZ, Window
+from gateway.listening.speech_windows import RATE_HZ, SpeechWindow
 from gateway.media.encode import encode_audio
 from gateway.media.fetch import MediaError
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
@@ -26,48 +24,40 @@ from quartet.v1 import media_pb2, thinker_pb2
 _PARALLEL_WINDOWS = 4  # of one request, in the thinker
 
 
-def to_transcribe(language: str | None) -> str:
-    """What the thinker is asked to do with a sound; `language` is a name in English, None if it is not known."""
+def transcription_prompt(language: str | None) -> str:
+    """The thinker's instruction; `language` is an English name, None if unknown."""
     return f"Transcribe the {language} audio into text." if language else "Transcribe the audio into text."
 
 
-def to_translate(language: str | None) -> str:
-    """The same, for an English text."""
-    heard = f"{language} speech" if language else "speech"
-    return f"Listen to the provided {heard} and produce a translation in English text."
+def translation_prompt(language: str | None) -> str:
+    speech = f"{language} speech" if language else "speech"
+    return f"Listen to the provided {speech} and produce a translation in English text."
 
 
-class Transcription:
-    """One sound that is written down.
-
-    Args:
-        gateway: the gateway.
-        request: the request, valid by itself.
-        asked: what the thinker is asked to do with each piece.
-        sound: what is heard.
-        request_id: names it in every stage.
-        log: fields of its log line, filled in here.
+class TranscriptionRun:
+    """The transcription of one audio source.
 
     Attributes:
-        sound: what is heard.
-        segments: those with speech, in order; complete once `deltas` has ended.
+        segments: with speech, in order; complete once `deltas` has ended.
 
     Raises:
-        ApiError: nothing here writes down what it hears.
+        ApiError: no thinker here hears audio.
     """
 
     def __init__(
         self,
         gateway: Gateway,
         request: TranslationRequest,
-        asked: str,
+        instruction: str,
         sound: FileSound | LiveSound,
         request_id: str,
         log: dict[str, Any],
     ) -> None:
         self.request, self.sound, self.segments = request, sound, list[Segment]()
         self._gateway, self._request_id, self._log = gateway, request_id, log
-        self._asked = asked if not request.prompt else f"{asked} Names and terms in it may be: {request.prompt}"
+        self._instruction = (
+            instruction if not request.prompt else f"{instruction} Names and terms in it may be: {request.prompt}"
+        )
         self._input_tokens = self._audio_tokens = self._output_tokens = 0
         if gateway.pipeline.output("text") is None:
             raise invalid("model", "no thinker here: only a server with one writes down sound", "unsupported_model")
@@ -81,7 +71,7 @@ class Transcription:
 
     @property
     def usage(self) -> dict[str, Any]:
-        """OpenAI's form of the tokens, once all is written down."""
+        """OpenAI's token counts, once `deltas` has ended."""
         text = self._input_tokens - self._audio_tokens
         return {
             "type": "tokens",
@@ -92,7 +82,7 @@ class Transcription:
         }
 
     async def deltas(self) -> AsyncGenerator[str, None]:
-        """The text as it is written, in order: joined, it is that of the segments. Raises ApiError."""
+        """Yields the text in order: joined, that of the segments. Raises ApiError."""
         begun: asyncio.Queue[_Piece | None] = asyncio.Queue(_PARALLEL_WINDOWS)
         cutting, said = asyncio.create_task(self._cut(begun)), False
         try:
@@ -113,7 +103,7 @@ class Transcription:
         self._log |= {"audio_s": round(self.sound.duration_s, 3), "windows": len(self.segments)}
 
     async def _cut(self, begun: "asyncio.Queue[_Piece | None]") -> None:
-        """Puts the pieces there as they are cut, with the thinker at work on them; last None. Raises MediaError."""
+        """Queues pieces, with the thinker at work on them; None comes last. Raises MediaError."""
         works: list[asyncio.Task[None]] = []
         try:
             async with aclosing(self.sound.windows()) as windows:
@@ -123,7 +113,7 @@ class Transcription:
                     await begun.put(piece)  # waits while there are enough
             await begun.put(None)
             await asyncio.gather(*works)
-        except Exception:  # told to who waits for the next piece, by the task
+        except Exception:  # the reader of the next piece gets it from the task
             await begun.put(None)
             raise
         finally:
@@ -131,8 +121,8 @@ class Transcription:
                 work.cancel()
             await asyncio.shield(asyncio.gather(*works, return_exceptions=True))
 
-    async def _write(self, piece: "_Piece", window: Window) -> None:
-        """Has the thinker write down a window. An error is told to who reads the piece."""
+    async def _write(self, piece: "_Piece", window: SpeechWindow) -> None:
+        """Transcribes a window; the piece's reader gets the error."""
         try:
             job = Job(f"{self._request_id}-{piece.segment.id}", {"thinker": self._start(window)})
             async with aclosing(run(self._gateway.pipeline, [job], self.sound.left_s())) as events:
@@ -142,7 +132,7 @@ class Transcription:
         except Exception as error:  # raised again where the piece is read
             piece.end(error)
 
-    def _start(self, window: Window) -> thinker_pb2.GenerateStart:
+    def _start(self, window: SpeechWindow) -> thinker_pb2.GenerateStart:
         assert self._gateway.pipeline.config.thinker is not None
         most = self.request.max_completion_tokens
         sampling = thinker_pb2.SamplingParameters(temperature=self.request.temperature, max_tokens=most)
@@ -152,7 +142,7 @@ class Transcription:
         content = start.messages.add(role="user").content
         sound = encode_audio(window.pcm16, RATE_HZ, "wav")
         content.add(media=media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=sound, field=self.sound.field))
-        content.add(text=self._asked)
+        content.add(text=self._instruction)
         return start
 
     def _count(self, piece: "_Piece") -> None:
@@ -165,15 +155,12 @@ class Transcription:
 
 
 class _Piece:
-    """A window that is being written down; its segment's text grows where the deltas are read."""
-
     def __init__(self, segment: Segment) -> None:
         self.segment, self.audio_tokens, self.summary = segment, 0, thinker_pb2.GenerateSummary()
         self._logprobs: list[float] = []
         self._events: asyncio.Queue[str | Exception | None] = asyncio.Queue()
 
     def take(self, event: Event) -> None:
-        """What the thinker says."""
         match event:
             case PromptRead(tokens):
                 self.audio_tokens = tokens.audio_tokens
@@ -185,16 +172,15 @@ class _Piece:
                 self.summary = thinker
 
     def end(self, error: Exception | None) -> None:
-        """The thinker has ended."""
         self._events.put_nowait(error)
 
     @property
     def avg_logprob(self) -> float:
-        """Mean over the tokens; 0 where they were not asked for."""
+        """Mean over the tokens; 0 without logprobs."""
         return sum(self._logprobs) / len(self._logprobs) if self._logprobs else 0.0
 
     async def deltas(self) -> AsyncIterator[str]:
-        """Its text, without white space around it. Raises StageError."""
+        """Its text, stripped. Raises StageError."""
         held, begun = "", False
         while (event := await self._events.get()) is not None:
             if isinstance(event, Exception):

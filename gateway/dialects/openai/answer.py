@@ -1,4 +1,4 @@
-"""Chat responses, streamed and whole: what an answer adds up to, and how it is told."""
+"""Chat responses, streamed and whole."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from gateway.pipeline.events import AudioDelta, Finished, PromptRead, TextDelta
 
 
 def choice(
-    index: int, said: dict[str, Any], tokens: list[dict[str, Any]] | None = None, finish_reason: str | None = None
+    index: int, members: dict[str, Any], tokens: list[dict[str, Any]] | None = None, finish_reason: str | None = None
 ) -> dict[str, Any]:
-    """OpenAI's form of choice `index`: its message or delta is in `said`; with log-probabilities if there are."""
-    told = None if tokens is None else {"content": tokens, "refusal": None}
-    return {"index": index, **said, "logprobs": told, "finish_reason": finish_reason}
+    """OpenAI's form of choice `index`; `members` has its message or delta."""
+    content = None if tokens is None else {"content": tokens, "refusal": None}
+    return {"index": index, **members, "logprobs": content, "finish_reason": finish_reason}
 
 
 def chunk(
@@ -29,25 +29,25 @@ def chunk(
     tokens: list[dict[str, Any]] | None = None,
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
-    """A chunk's own members: what is new of choice `index`, with the log-probabilities of its tokens if there are."""
+    """A chunk's own members: a delta of choice `index`."""
     return {"choices": [choice(index, {"delta": delta}, tokens or None, finish_reason)], "modality": modality}
 
 
 @dataclass
 class StreamedAnswer(Answer):
-    """A choice that is told in chunks. Text goes in `delta.content` of chunks with modality "text"; audio in
-    `delta.audio` of chunks with modality "audio", each with the text since the one before as its transcript.
+    """A choice in chunks: text in `delta.content`, modality "text"; audio in `delta.audio`, modality "audio", with the
+    text since the chunk before as its transcript.
 
     Attributes:
-        transcribed: characters of `text` that were sent beside audio.
-        wav_rate_hz: samples a second, where each piece of audio is a WAV file; None: it is plain PCM16.
+        transcribed: characters of `text` sent beside audio.
+        wav_rate_hz: samples a second of WAV pieces; None: plain PCM16.
     """
 
     transcribed: int = 0
     wav_rate_hz: int | None = None
 
     def chunks(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        """The chunks' own members that say what happened; the answer must have taken the event already."""
+        """The chunks' own members for an event that the answer has taken."""
         match event:
             case PromptRead(text=text):
                 yield chunk(self.index, "text", {"role": "assistant", "content": text})
@@ -84,7 +84,7 @@ class StreamedAnswer(Answer):
 
 
 def _tool_call(call) -> dict[str, Any]:
-    """OpenAI's form of a ToolCallDelta: id, type and name only where the call begins."""
+    """OpenAI's form of a ToolCallDelta: id, type and name only at the call's begin."""
     function = {"name": call.name} if call.name else {}
     begun = {"id": call.id, "type": "function"} if call.id else {}
     return {"index": call.index, **begun, "function": {**function, "arguments": call.arguments_json}}

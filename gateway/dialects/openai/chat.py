@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, of models that write or speak, and of those that make pictures."""
+"""`POST /v1/chat/completions`."""
 
 import asyncio
 import time
@@ -44,21 +44,21 @@ _OPENAPI = page(
 
 @router.post("/v1/chat/completions", openapi_extra=_OPENAPI, response_model=None)
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Answers a conversation with text and, if asked for, speech; or with pictures, if that is what the model makes."""
+    """Answers a conversation with text and, if asked for, speech; or with images, if the model makes them."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, ChatCompletionRequest, limit_s)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
-        exchange = ImageExchange(gateway, request, http.state, stage)
+        chat = ImageRun(gateway, request, http.state, stage)
     else:
-        exchange = AnswerExchange(gateway, request, http)
+        chat = ChatRun(gateway, request, http)
     if request.stream:
-        return EventStream(exchange.stream(), limit_s + LAST_WORD_S)
-    return await while_connected(http.receive, exchange.whole())
+        return EventStream(chat.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, chat.whole())
 
 
 def _stage(gateway: Gateway, model: str) -> Stage:
-    """The stage whose model answers as `model`: it writes, speaks, or makes images. Raises ApiError."""
+    """The stage that answers as `model`. Raises ApiError."""
     answer, image = gateway.pipeline.answer, gateway.pipeline.output("image")
     if image is not None and (not answer or gateway.models.get(model) is image):
         gateway.require_model(model, image)
@@ -66,14 +66,8 @@ def _stage(gateway: Gateway, model: str) -> Stage:
     return gateway.answerer(model)
 
 
-class _Exchange:
-    """One chat request and its response.
-
-    Args:
-        gateway: the gateway.
-        request: the request, valid by itself.
-        state: its id, and the fields of its log line, filled in here.
-    """
+class _BaseRun:
+    """One chat request and its response. `state` has its id and log fields."""
 
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
         self._gateway, self._request = gateway, request
@@ -82,15 +76,13 @@ class _Exchange:
         self._meter.log["stream"] = bool(request.stream)
 
 
-class AnswerExchange(_Exchange):
-    """One that is answered with text, speech or both; `http` brought it."""
-
+class ChatRun(_BaseRun):
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
         super().__init__(gateway, request, http.state)
         self._owner = owner_of(http)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. Raises ApiError."""
+        """Yields server-sent events. Raises ApiError."""
         options, answers = self._request.stream_options or StreamOptions(), self._new(StreamedAnswer)
         code2wav = self._gateway.pipeline.info("code2wav")
         if self._request.audio_format == "wav" and code2wav is not None:
@@ -111,7 +103,7 @@ class AnswerExchange(_Exchange):
         yield DONE
 
     async def whole(self) -> Response:
-        """The response in one piece. Raises ApiError."""
+        """Raises ApiError."""
         answers = self._new(WholeAnswer)
         async with aclosing(self._events(answers)) as events:
             async for _ in events:
@@ -174,22 +166,13 @@ class AnswerExchange(_Exchange):
         yield 0, sum_of(turns.turns)
 
 
-class ImageExchange(_Exchange):
-    """One that images answer.
-
-    Args:
-        gateway: the gateway.
-        request: the request, valid by itself.
-        state: its id, and the fields of its log line, filled in here.
-        stage: makes the images.
-    """
-
+class ImageRun(_BaseRun):
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State, stage: Stage) -> None:
         super().__init__(gateway, request, state)
         self._chat = ImageChat(gateway, request, stage)
 
     async def whole(self) -> Response:
-        """The response in one piece. Raises ApiError."""
+        """Raises ApiError."""
         generation = await self._generation()
         async with aclosing(self._parts(generation)) as made:
             parts = {i: part async for i, part in made}
@@ -199,7 +182,7 @@ class ImageExchange(_Exchange):
         return await asyncio.to_thread(Json, body | {"quartet": generation.quartet()})  # megabytes of text
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. Raises ApiError."""
+        """Yields server-sent events. Raises ApiError."""
         generation = await self._generation()
         head, indices = self._head | {"object": "chat.completion.chunk"}, []
         async with aclosing(self._parts(generation)) as made:
@@ -216,7 +199,7 @@ class ImageExchange(_Exchange):
         return await self._chat.generation(meter.request_id, meter.deadline, meter.log)
 
     async def _parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
-        """(index, content part) of each image, as it is finished. Raises ApiError."""
+        """Yields (index, content part) of each finished image. Raises ApiError."""
         async with aclosing(self._chat.urls(generation)) as urls:
             async for index, url in urls:
                 yield index, {"type": "image_url", "image_url": {"url": url}}

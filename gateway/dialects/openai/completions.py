@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: text that goes on with a prompt, without a chat template."""
+"""`POST /v1/completions`: continues a prompt without a chat template."""
 
 import math
 import time
@@ -48,12 +48,12 @@ class CompletionRequest(WriterSampling):
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """Alternatives to tell of each of the prompt's tokens; None: their log-probabilities are not told."""
+        """Alternatives to return for each prompt token; None: no log-probabilities."""
         return self.logprobs if self.echo else None
 
     @property
     def prompts(self) -> list[thinker_pb2.RawPrompt]:
-        """The prompts, each as the thinker takes it. Raises ApiError: 400, one is empty, or there are too many."""
+        """Raises ApiError: 400, a prompt is empty, or there are too many."""
         given = self.prompt
         single = isinstance(given, str) or (bool(given) and isinstance(given[0], int))
         prompts = [given] if single else list(given)
@@ -69,7 +69,7 @@ class CompletionRequest(WriterSampling):
         ]
 
     def check(self) -> None:
-        """Raises ApiError: 400 naming the first parameter that contradicts another, or that nothing here follows."""
+        """Raises ApiError: 400 naming the first parameter that contradicts another, or is not supported."""
         if self.suffix:
             raise invalid("suffix", "models here do not fill in; leave it out")
         if self.best_of is not None and self.best_of != (self.n or 1):
@@ -86,19 +86,17 @@ class CompletionRequest(WriterSampling):
     response_model=None,
 )
 async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Goes on with prompts as they are: no chat template, no speech."""
+    """Continues prompts as they are: no chat template, no speech."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, CompletionRequest, limit_s)
     request.check()
-    completing = Completions(gateway, request, http)
+    run = Completions(gateway, request, http)
     if request.stream:
-        return EventStream(completing.stream(), limit_s + LAST_WORD_S)
-    return await while_connected(http.receive, completing.whole())
+        return EventStream(run.stream(), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, run.whole())
 
 
 class Completions:
-    """One request and its response."""
-
     def __init__(self, gateway: Gateway, request: CompletionRequest, http: Request) -> None:
         self._gateway, self._request = gateway, request
         self._prompts = request.prompts
@@ -112,7 +110,7 @@ class Completions:
         http.state.log["stream"] = bool(request.stream)
 
     async def whole(self) -> Response:
-        """The response in one piece. Raises ApiError."""
+        """Raises ApiError."""
         echoes = await self._echoes()
         async with aclosing(self._exchange.events(self._request.logprobs, self._request.prompt_logprobs)) as events:
             async for _ in events:
@@ -125,25 +123,25 @@ class Completions:
         return Json(self._head | {"choices": choices, "usage": self._usage()})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. Raises ApiError."""
+        """Yields server-sent events. Raises ApiError."""
         options, echoes = self._request.stream_options or StreamOptions(), await self._echoes()
         before = [len(echo) for echo in echoes]
         head = self._head | ({"usage": None} if options.include_usage else {})
-        told = [0] * len(echoes)  # log-probabilities of each answer that were told
+        sent = [0] * len(echoes)  # log-probabilities of each answer
         async with aclosing(self._exchange.events(self._request.logprobs, self._request.prompt_logprobs)) as events:
             async for answer, new in events:
-                if isinstance(new, PromptTokens):  # told with the first of the answer
+                if isinstance(new, PromptTokens):  # they come with the answer's first token
                     continue
                 written = new.delta.text if isinstance(new, TextDelta) else ""
                 text, echoes[answer.index] = echoes[answer.index] + written, ""
-                entries = self._entries(answer, told[answer.index])
+                entries = self._entries(answer, sent[answer.index])
                 if not (text or new is None or entries):
                     continue
                 if options.include_usage and options.continuous_usage_stats:
                     head["usage"] = self._usage()
                 offset = before[answer.index] + len(answer.text) - len(text)
                 tokens = self._tokens(entries, offset)
-                told[answer.index] += len(entries)
+                sent[answer.index] += len(entries)
                 choice = self._choice(answer, text, answer.finish_reason if new is None else None, tokens)
                 yield sse(head | {"choices": [choice]})
         if options.include_usage:
@@ -151,7 +149,7 @@ class Completions:
         yield DONE
 
     async def _echoes(self) -> list[str]:
-        """What stands before each choice's text."""
+        """The text before each choice's own."""
         if not self._request.echo:
             return [""] * len(self._exchange.answers)
         texts = [
@@ -165,28 +163,26 @@ class Completions:
         return {"index": answer.index, "text": text, "logprobs": tokens, "finish_reason": finish_reason}
 
     def _entries(self, answer: WholeAnswer, begin: int) -> list[dict[str, Any]]:
-        """The tokens from the `begin`th on with their log-probabilities, in the form of chats; an echoed
-        prompt's come before the answer's."""
+        """Log-probabilities from token `begin` on, in the chats' form; an echoed prompt's come first."""
         prompt = self._exchange.answers[answer.index - answer.index % (self._request.n or 1)].prompt_tokens
         return [*logprobs(prompt[begin:]), *answer.tokens[max(0, begin - len(prompt)) :]]
 
     def _tokens(self, entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
-        """Log-probabilities in the form that completions have: lists. `offset`: where the first of the tokens begins in
-        the text, in characters. Nothing is before the first token of a prompt, and so nothing is told of it."""
+        """Log-probabilities as lists. `offset` is the first token's, in characters. A prompt's first token has none."""
         if self._request.logprobs is None:
             return None
         offsets = []
         for entry in entries:
             offsets.append(offset)
             offset += len(entry["token"])
-        told = [not math.isnan(entry["logprob"]) for entry in entries]
+        is_known = [not math.isnan(entry["logprob"]) for entry in entries]
         tops = [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries]
         return {
             "tokens": [entry["token"] for entry in entries],
             "token_logprobs": [
-                entry["logprob"] if is_told else None for entry, is_told in zip(entries, told, strict=True)
+                entry["logprob"] if known else None for entry, known in zip(entries, is_known, strict=True)
             ],
-            "top_logprobs": [top if is_told else None for top, is_told in zip(tops, told, strict=True)],
+            "top_logprobs": [top if known else None for top, known in zip(tops, is_known, strict=True)],
             "text_offset": offsets,
         }
 

@@ -1,4 +1,4 @@
-"""`POST /v1/images/generations` and `POST /v1/images/edits`; and how the pictures of these, and of chats, are made."""
+"""`POST /v1/images/generations` and `POST /v1/images/edits`."""
 
 import asyncio
 import time
@@ -6,13 +6,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Annotated, Any
 
-import numpy as np
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageGeneration, Picture, to_generation
+from gateway.answers.images import GeneratedImage, ImageGeneration, to_generation
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import LAST_WORD_S, EventStream, admitted, named_sse, while_connected
 from gateway.http.forms import FILE, is_form, page, read_form, read_json
@@ -34,17 +33,17 @@ _EDIT_OPENAPI = page(
 
 @router.post("/v1/images/generations", openapi_extra=_OPENAPI, response_model=None)
 async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Makes pictures of a prompt."""
+    """Makes images from a prompt."""
     request = await read_json(http, ImageRequest, gateway.settings.request_timeout_s)
     return await _respond(http, gateway, request, [], None)
 
 
 @router.post("/v1/images/edits", openapi_extra=_EDIT_OPENAPI, response_model=None)
 async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Makes pictures of a prompt and others; the body is a form."""
+    """Makes images from a prompt and other images; the body is a form."""
     if not is_form(http):
-        raise ApiError(400, "the body must be multipart/form-data: pictures are sent as files", None, "invalid_form")
-    most = gateway.settings.media_max_parts + 1
+        raise ApiError(400, "the body must be multipart/form-data: images are sent as files", None, "invalid_form")
+    most = gateway.fetcher.limits.max_parts + 1
     limit_s = gateway.settings.request_timeout_s
     request, files = await read_form(http, ImageRequest, limit_s, {"image", "mask"}, most)
     images, masks = files.get("image", []), files.get("mask", [])
@@ -53,62 +52,56 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     if len(masks) > 1:
         raise invalid("mask", "is in the form twice")
     fields = [f"image[{i}]" for i in range(len(images))] if len(images) > 1 else ["image"]
-    pictures = [MediaFile(field, "image", content=file) for field, file in zip(fields, images, strict=True)]
+    inputs = [MediaFile(field, "image", content=file) for field, file in zip(fields, images, strict=True)]
     mask = MediaFile("mask", "image", content=masks[0]) if masks else None
-    return await _respond(http, gateway, request, pictures, mask)
+    return await _respond(http, gateway, request, inputs, mask)
 
 
 async def _respond(
     http: Request, gateway: Gateway, request: ImageRequest, images: Sequence[MediaFile], mask: MediaFile | None
 ) -> Response:
     http.state.log["stream"] = bool(request.stream)
-    pictures = await to_generation(
+    generation = await to_generation(
         gateway, request, images, mask, http.state.request_id, http.state.deadline, http.state.log
     )
-    answer = ImageAnswer(pictures, request, "image_edit" if images else "image_generation")
+    answer = ImageAnswer(generation, request, "image_edit" if images else "image_generation")
     if request.stream:
-        return EventStream(answer.stream(), max(0.0, pictures.deadline - time.monotonic()) + LAST_WORD_S)
+        return EventStream(answer.stream(), max(0.0, generation.deadline - time.monotonic()) + LAST_WORD_S)
     return await while_connected(http.receive, answer.whole())
 
 
 class ImageAnswer:
-    """The response to one request.
+    """The response to one request; `kind` begins the names of its events."""
 
-    Args:
-        pictures: makes them.
-        request: how they are wanted.
-        kind: what the events of a stream are called.
-    """
-
-    def __init__(self, pictures: ImageGeneration, request: ImageRequest, kind: str) -> None:
-        self._pictures, self._request, self._kind = pictures, request, kind
+    def __init__(self, generation: ImageGeneration, request: ImageRequest, kind: str) -> None:
+        self._generation, self._request, self._kind = generation, request, kind
         self._created = int(time.time())
 
     async def whole(self) -> Response:
-        """The response in one piece. Raises ApiError."""
-        async with aclosing(self._pictures.finished()) as pictures:
-            made = {picture.output: picture.pixels async for picture in pictures}
+        """Raises ApiError."""
+        async with aclosing(self._generation.finished()) as images:
+            made = {image.output: image.pixels async for image in images}
         pixels = [made[i] for i in sorted(made)]
         files = await asyncio.gather(*(asyncio.to_thread(self._request.to_base64, each) for each in pixels))
         body = {
             "created": self._created,
             "data": [{"b64_json": file} for file in files],
-            **self._facts(pixels[0]),
-            "quartet": self._pictures.quartet(),
+            **self._request.file_facts(pixels[0]),
+            "quartet": self._generation.quartet(),
         }
         return await asyncio.to_thread(Json, body)  # megabytes of text
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. Raises ApiError."""
+        """Yields server-sent events. Raises ApiError."""
         wants_progress = bool(self._request.quartet and self._request.quartet.progress)
         left = self._request.n or 1
         last: dict[str, Any] = {}  # waits for the summary
-        async with aclosing(self._pictures.events()) as events:
+        async with aclosing(self._generation.events()) as events:
             async for event in events:
-                if isinstance(event, Picture) and event.preview is not None:
+                if isinstance(event, GeneratedImage) and event.preview is not None:
                     body = await self._event("partial_image", event) | {"partial_image_index": event.preview}
                     yield named_sse(body)
-                elif isinstance(event, Picture):
+                elif isinstance(event, GeneratedImage):
                     left -= 1
                     last = await self._event("completed", event)
                     if left:
@@ -116,24 +109,15 @@ class ImageAnswer:
                 elif wants_progress:
                     steps = {"step": event.step, "num_inference_steps": event.num_inference_steps}
                     yield named_sse({"type": "quartet.progress", "output": event.output, **steps})
-        last["quartet"] = self._pictures.quartet() | last["quartet"]
+        last["quartet"] = self._generation.quartet() | last["quartet"]
         yield await asyncio.to_thread(named_sse, last)
 
-    async def _event(self, what: str, event: Picture) -> dict[str, Any]:
-        seed = self._pictures.started.seed + event.output
+    async def _event(self, what: str, event: GeneratedImage) -> dict[str, Any]:
+        seed = self._generation.started.seed + event.output
         return {
             "type": f"{self._kind}.{what}",
             "created_at": self._created,
             "b64_json": await asyncio.to_thread(self._request.to_base64, event.pixels),
-            **self._facts(event.pixels),
+            **self._request.file_facts(event.pixels),
             "quartet": {"output": event.output, "seed": seed},
-        }
-
-    def _facts(self, pixels: np.ndarray) -> dict[str, str]:
-        """What the files are, which is not always what was asked for."""
-        return {
-            "background": "opaque",
-            "output_format": self._request.file_format,
-            "quality": "auto",
-            "size": f"{pixels.shape[1]}x{pixels.shape[0]}",
         }

@@ -13,7 +13,7 @@ from quartet.v1 import dit_pb2, server_info_pb2
 
 router = APIRouter(tags=["models"])
 _STARTED = int(time.time())
-_OFTEN_0 = {"max_images", "default_guidance_scale"}  # where 0 says something
+_OFTEN_0 = {"max_images", "default_guidance_scale"}  # fields whose 0 is a value
 _T = dit_pb2.DitTask
 _MAKES = {
     _T.DIT_TASK_TEXT_TO_IMAGE: "image",
@@ -52,7 +52,7 @@ def _answer_facts(gateway: Gateway) -> dict[str, Any]:
 
 
 def _dit_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, Any]:
-    """DitInfo under its own names, less numbers that this kind of model does not have; tasks as "text_to_image"."""
+    """DitInfo without numbers that this kind of model lacks; tasks as "text_to_image"."""
     if info is None:
         return {}
     dit = info.dit
@@ -70,7 +70,7 @@ def _dit_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, 
 
 @router.get("/v1/models")
 async def list_models(http: Request) -> dict[str, Any]:
-    """The models served, less those whose names are still to be learnt from their stages."""
+    """The served models whose names are known."""
     gateway: Gateway = http.app.state.gateway
     return {"object": "list", "data": [_model(gateway, name, stage) for name, stage in gateway.models.items()]}
 

@@ -1,4 +1,4 @@
-"""`POST /v1/audio/speech`: a text spoken by the talker, without a thinker."""
+"""`POST /v1/audio/speech`: speech of a text, without a thinker."""
 
 import asyncio
 import time
@@ -13,13 +13,13 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from gateway import metrics
-from gateway.answers.delivery import Delivered, Delivery, deliver
 from gateway.answers.gateway import Gateway
 from gateway.answers.sentences import cut
+from gateway.answers.voice_options import SpeakPlan, VoiceOptions, plan_speech
 from gateway.errors import ApiError, in_own_terms, invalid
 from gateway.http.connection import LAST_WORD_S, EventStream, StreamedResponse, admitted, owner_of, sse
 from gateway.http.forms import page, read_json
-from gateway.media.encode import BYTES_PER_SAMPLE, AudioStream
+from gateway.media.encode import AUDIO_MEDIA_TYPES, BYTES_PER_SAMPLE, AudioStream
 from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.events import AudioDelta, Finished
 from gateway.pipeline.run import Job, run, speech
@@ -27,28 +27,21 @@ from gateway.pipeline.typed_text import TypedText
 from gateway.validation import NotNegative, Strict
 from quartet.v1 import server_info_pb2, talker_pb2
 
-MEDIA_TYPES = {
-    "mp3": "audio/mpeg",
-    "opus": "audio/ogg",
-    "aac": "audio/aac",
-    "flac": "audio/flac",
-    "wav": "audio/wav",
-    "pcm": "audio/pcm",
-}
-# Time that slow speech takes for a byte of UTF-8: of English some 10 letters a second, of Chinese 3 characters.
+MEDIA_TYPES = {**AUDIO_MEDIA_TYPES, "pcm": "audio/pcm"}
+# Slow speech has some 10 English letters, or 3 Chinese characters, a second.
 _SLOW_S_PER_BYTE = 0.12
 
 router = APIRouter(tags=["speech"])
 
 
 class SpeechOptions(Strict):
-    """Settings per stage that OpenAI's API has no place for."""
+    """Settings per stage that OpenAI's API lacks."""
 
     talker: TalkerSampling = TalkerSampling()
 
 
-class SpeechSettings(Delivery):
-    """What a text becomes."""
+class SpeechSettings(VoiceOptions):
+    """Voice, format and speed of the speech."""
 
     model: str
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = Field(
@@ -59,7 +52,7 @@ class SpeechSettings(Delivery):
     quartet: SpeechOptions = SpeechOptions()
 
 
-class SpeechRequest(SpeechSettings):
+class CreateSpeechRequest(SpeechSettings):
     """A text to be spoken."""
 
     input: str = Field(description="what is said; control tokens of the model are read as plain text")
@@ -70,45 +63,41 @@ class SpeechRequest(SpeechSettings):
 
 
 _ANSWERED = (*MEDIA_TYPES.values(), "text/event-stream")
-_OPENAPI = page(SpeechRequest, "application/json", "the audio, as it is made; or its events", answered=_ANSWERED)
+_OPENAPI = page(CreateSpeechRequest, "application/json", "the audio, as it is made; or its events", answered=_ANSWERED)
 
 
 @router.post("/v1/audio/speech", openapi_extra=_OPENAPI, response_model=None)
 async def speak(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Speaks a text."""
     limit_s = gateway.settings.request_timeout_s
-    request = await read_json(http, SpeechRequest, limit_s)
-    speaking = await Speaking.begin(gateway, request, http)
-    pieces = speaking.cut(request.input)
+    request = await read_json(http, CreateSpeechRequest, limit_s)
+    speech_run = await SpeechRun.begin(gateway, request, http)
+    pieces = speech_run.cut(request.input)
     if request.stream_format == "sse":
-        return EventStream(_events(speaking, pieces), limit_s + LAST_WORD_S)
-    headers = {"x-quartet-sample-rate-hz": str(speaking.sample_rate_hz), "x-accel-buffering": "no"}
+        return EventStream(_events(speech_run, pieces), limit_s + LAST_WORD_S)
+    headers = {"x-quartet-sample-rate-hz": str(speech_run.sample_rate_hz), "x-accel-buffering": "no"}
     media_type = MEDIA_TYPES[request.response_format]
-    return StreamedResponse(speaking.file(pieces), limit_s + LAST_WORD_S, media_type, headers)
+    return StreamedResponse(speech_run.file(pieces), limit_s + LAST_WORD_S, media_type, headers)
 
 
-async def _events(speaking: "Speaking", pieces: Sequence[str]) -> AsyncGenerator[bytes, None]:
+async def _events(speech_run: "SpeechRun", pieces: Sequence[str]) -> AsyncGenerator[bytes, None]:
     """The audio in OpenAI's events. Raises ApiError."""
-    async with aclosing(speaking.file(pieces)) as made:
+    async with aclosing(speech_run.file(pieces)) as made:
         async for piece in made:
             yield sse({"type": "speech.audio.delta", "audio": pybase64.b64encode_as_string(piece)})
-    yield sse({"type": "speech.audio.done", "usage": speaking.usage})
+    yield sse({"type": "speech.audio.done", "usage": speech_run.usage})
 
 
-class Speaking:
-    """One text that is spoken; `begin` makes it.
+class SpeechRun:
+    """The speech of one text; `begin` makes it.
 
     Args:
-        gateway: the gateway, whose talker and code2wav are known.
-        asked: how to speak it.
-        delivered: how the talker takes that.
-        arrived: `time.monotonic()` when it was asked for.
-        http: has the request's id, and the fields of its log line, filled in here.
-        text: what the request calls the text.
+        arrived: in `time.monotonic()`.
+        http: has the request's id and log fields.
+        text: the request's name of the text.
 
     Attributes:
-        sample_rate_hz: samples a second of the audio.
-        finish_reason: once all is spoken: "stop", or "length" where the talker's limit of frames ended a piece.
+        finish_reason: at the end "stop", or "length" where the talker's limit of frames ended a piece.
 
     Raises:
         ApiError: 400, there is no room for the text.
@@ -117,44 +106,43 @@ class Speaking:
     def __init__(
         self,
         gateway: Gateway,
-        asked: SpeechSettings,
-        delivered: Delivered,
+        settings: SpeechSettings,
+        plan: SpeakPlan,
         arrived: float,
         http: HTTPConnection,
         text: str,
     ) -> None:
-        self._gateway, self._asked, self._log = gateway, asked, http.state.log
+        self._gateway, self._settings, self._log = gateway, settings, http.state.log
         self._request_id: str = http.state.request_id
         self._arrived = arrived
         self._audio_bytes = self._text_tokens = self._frames = 0
         self.finish_reason = "stop"
-        # What the errors of a chat request call the members of this one.
-        self._start, self._names = delivered.start, {"audio.voice": "voice", "messages": text, **delivered.names}
-        self._start.sampling.CopyFrom(gateway.talker_sampling(asked.quartet.talker, asked.seed))
+        # This request's names of members that errors name as a chat's.
+        self._start, self._names = plan.start, {"audio.voice": "voice", "messages": text, **plan.names}
+        self._start.sampling.CopyFrom(gateway.talker_sampling(settings.quartet.talker, settings.seed))
         talker, code2wav = gateway.pipeline.info("talker"), gateway.pipeline.info("code2wav")
         assert talker is not None
         assert code2wav is not None
         self.sample_rate_hz: int = code2wav.sample_rate_hz
-        self._most_bytes = _most_bytes(talker, code2wav, delivered)
-        self._log |= {"format": asked.response_format, **delivered.log}
+        self._most_bytes = _most_bytes(talker, code2wav, plan)
+        self._log |= {"format": settings.response_format, **plan.log}
 
     @classmethod
     async def begin(
-        cls, gateway: Gateway, asked: SpeechSettings, http: HTTPConnection, text: str = "input"
-    ) -> "Speaking":
-        """What is asked for in the request `http`, which calls the text `text`. Raises ApiError: it cannot be spoken
-        here so."""
+        cls, gateway: Gateway, settings: SpeechSettings, http: HTTPConnection, text: str = "input"
+    ) -> "SpeechRun":
+        """Raises ApiError: the talker cannot speak so."""
         arrived = time.monotonic()
-        gateway.stage_for("speech", asked.model)
+        gateway.stage_for("speech", settings.model)
         talker, code2wav = gateway.pipeline.info("talker"), gateway.pipeline.info("code2wav")
         if talker is None or code2wav is None:
             raise gateway.not_known_yet("talker", "code2wav")
         if not talker.reads_text:
             raise invalid("model", "its talker reads what its thinker writes only", "unsupported_model")
-        return cls(gateway, asked, await deliver(gateway, asked, talker, owner_of(http)), arrived, http, text)
+        return cls(gateway, settings, await plan_speech(gateway, settings, talker, owner_of(http)), arrived, http, text)
 
     def cut(self, text: str) -> list[str]:
-        """The pieces that `text` is spoken in. Raises ApiError: 400, it cannot be spoken."""
+        """Cuts `text` into pieces to speak. Raises ApiError: 400, it cannot be spoken."""
         self.check_length("input", len(text))
         pieces = cut(text, self._most_bytes)
         if not pieces:
@@ -162,7 +150,7 @@ class Speaking:
         return pieces
 
     def check_length(self, param: str, characters: int) -> None:
-        """Raises ApiError: 400, that is too much text."""
+        """Raises ApiError: 400, too much text."""
         most = self._gateway.settings.max_speech_characters
         if characters > most:
             reason = f"has {characters} characters; at most {most} are spoken"
@@ -170,14 +158,14 @@ class Speaking:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Tokens of text, and codec frames, once all is spoken."""
+        """Counts of text tokens and codec frames, at the end."""
         read, made = self._text_tokens, self._frames
         return {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
 
     async def file(self, pieces: Sequence[str | TypedText]) -> AsyncGenerator[bytes, None]:
-        """The audio, as it is made, of one piece of text after the other. Raises ApiError."""
-        form = "pcm16" if self._asked.response_format == "pcm" else self._asked.response_format
-        stream = AudioStream(self.sample_rate_hz, form, self._asked.speed)
+        """Yields the audio of one piece of text after the other. Raises ApiError."""
+        form = "pcm16" if self._settings.response_format == "pcm" else self._settings.response_format
+        stream = AudioStream(self.sample_rate_hz, form, self._settings.speed)
         for i, piece in enumerate(pieces):
             async with aclosing(self._samples(piece, "" if len(pieces) == 1 else f"-{i}")) as samples:
                 async for pcm16 in samples:
@@ -188,7 +176,7 @@ class Speaking:
         self._finish()
 
     async def _samples(self, piece: str | TypedText, suffix: str) -> AsyncGenerator[bytes, None]:
-        """PCM16 as it is made. Raises ApiError."""
+        """Yields PCM16."""
         start = talker_pb2.SpeakStart()
         start.CopyFrom(self._start)
         typed = piece if isinstance(piece, TypedText) else None
@@ -199,7 +187,7 @@ class Speaking:
             async with aclosing(run(self._gateway.pipeline, [job], left_s)) as events:
                 async for _, event in events:
                     if isinstance(event, AudioDelta):
-                        self._heard(event)
+                        self._observe(event)
                         yield event.pcm16
                     elif isinstance(event, Finished) and event.talker is not None:
                         self._text_tokens += event.talker.text_tokens
@@ -210,7 +198,7 @@ class Speaking:
     def _elapsed_s(self) -> float:
         return time.monotonic() - self._arrived
 
-    def _heard(self, audio: AudioDelta) -> None:
+    def _observe(self, audio: AudioDelta) -> None:
         metrics.came(metrics.TTFA, self._elapsed_s(), self._log)
         self._audio_bytes += len(audio.pcm16)
 
@@ -220,21 +208,18 @@ class Speaking:
 
 
 def nothing_to_say(param: str) -> ApiError:
-    """The 400 for a text of signs alone."""
+    """The 400 for a text without letters and digits."""
     return invalid(param, "has no letter and no digit: there is nothing to say")
 
 
-def _most_bytes(
-    talker: server_info_pb2.TalkerInfo, code2wav: server_info_pb2.Code2WavInfo, delivered: Delivered
-) -> int:
-    """UTF-8 bytes of a text that fits with its speech, however slow, into the talker's positions, after instructions
-    and voice sample, and whose speech is no longer than the talker goes on for by itself. Raises ApiError: 400 for
-    what leaves it no room."""
-    text, frames_per_second = delivered.start.text, code2wav.sample_rate_hz / code2wav.samples_per_frame
+def _most_bytes(talker: server_info_pb2.TalkerInfo, code2wav: server_info_pb2.Code2WavInfo, plan: SpeakPlan) -> int:
+    """UTF-8 bytes of a text whose slowest speech fits into the talker's positions and frames. Raises ApiError: 400, no
+    room is left."""
+    text, frames_per_second = plan.start.text, code2wav.sample_rate_hz / code2wav.samples_per_frame
     frames_per_byte = _SLOW_S_PER_BYTE * frames_per_second
-    sample_text = delivered.names.get("voice_sample.text", "ref_text")
+    sample_text = plan.names.get("voice_sample.text", "ref_text")
     before = {"instructions": len(text.instructions.encode()), sample_text: len(text.voice_sample.text.encode())}
-    left = talker.max_context_positions - delivered.sample_s * frames_per_second - sum(before.values())
+    left = talker.max_context_positions - plan.sample_s * frames_per_second - sum(before.values())
     by_positions = left / (frames_per_byte + 1)  # a byte is a token at most
     if by_positions < 1 and any(before.values()):
         raise invalid(max(before, key=lambda name: before[name]), "is too long: no room is left for what is to be said")

@@ -1,10 +1,8 @@
-"""`/v1/audio/speech/stream`, a WebSocket: a text is spoken while it is written.
+"""`/v1/audio/speech/stream`, a WebSocket: speaks a text while it is written.
 
-The client sends `session.config` with the settings of POST /v1/audio/speech, then `input.text` as often as it likes,
-last `input.done`. The server sends `audio.start`, then the audio in binary messages as it is made, last `audio.done`
-and `session.done`. All of it is one utterance: text that is late makes the speech wait, nothing is cut. A client that
-closes the connection ends the speech at once.
-"""
+The client sends `session.config` with the settings of POST /v1/audio/speech, any number of `input.text`, and
+`input.done`. The server sends `audio.start`, binary messages of audio, `audio.done` and `session.done`. The text is one
+utterance: the speech waits for late text."""
 
 import asyncio
 from contextlib import aclosing, asynccontextmanager
@@ -16,7 +14,7 @@ from starlette.status import WS_1000_NORMAL_CLOSURE, WS_1008_POLICY_VIOLATION, W
 from starlette.websockets import WebSocketState
 
 from gateway.answers.gateway import Gateway
-from gateway.dialects.openai.speech import MEDIA_TYPES, Speaking, SpeechSettings, nothing_to_say
+from gateway.dialects.openai.speech import MEDIA_TYPES, SpeechRun, SpeechSettings, nothing_to_say
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import LAST_WORD_S, ClientGone, admitted
 from gateway.http.csrf import check_socket
@@ -36,26 +34,24 @@ class SessionConfig(SpeechSettings):
     )
 
 
-class InputText(Strict):
-    """What follows of the text."""
+class InputTextMessage(Strict):
+    """More text."""
 
     type: Literal["input.text"]
     text: str
 
 
-class InputDone(Strict):
-    """The text is complete."""
+class InputDoneMessage(Strict):
+    """The end of the text."""
 
     type: Literal["input.done"]
 
 
 class _Message(BaseModel):
-    """Any message of a client."""
-
     type: Literal["session.config", "input.text", "input.done"]
 
 
-_MESSAGES = {"session.config": SessionConfig, "input.text": InputText, "input.done": InputDone}
+_MESSAGES = {"session.config": SessionConfig, "input.text": InputTextMessage, "input.done": InputDoneMessage}
 
 
 @router.websocket("/v1/audio/speech/stream")
@@ -70,14 +66,14 @@ async def speak_as_typed(socket: WebSocket) -> None:
                 await socket.close(code)
     except WebSocketDisconnect:
         raise ClientGone from None
-    except TimeoutError:  # it does not read what it is sent
+    except TimeoutError:  # the client does not read
         if not limit.expired():
             raise
         raise ClientGone from None
 
 
 async def _serve(socket: WebSocket) -> int:
-    """The code to close with. Raises WebSocketDisconnect: the client left."""
+    """The code to close with. Raises WebSocketDisconnect."""
     try:
         check_socket(socket)
         async with asynccontextmanager(admitted)(socket) as gateway:
@@ -90,18 +86,11 @@ async def _serve(socket: WebSocket) -> int:
 
 
 class _Session:
-    """One connection.
-
-    Args:
-        gateway: the gateway.
-        socket: accepted.
-    """
-
     def __init__(self, gateway: Gateway, socket: WebSocket) -> None:
         self._gateway, self._socket, self._text = gateway, socket, TypedText()
 
     async def run(self) -> None:
-        """Until all is spoken. Raises ApiError; WebSocketDisconnect: the client left."""
+        """Runs until the speech ends. Raises ApiError; WebSocketDisconnect."""
         limit_s = self._gateway.settings.request_timeout_s
         try:
             config = await asyncio.wait_for(self._message(), limit_s)
@@ -110,12 +99,12 @@ class _Session:
             raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
         if not isinstance(config, SessionConfig):
             raise invalid("type", "the first message must be session.config")
-        speaking = await Speaking.begin(self._gateway, config, self._socket, "text")
-        reading = asyncio.ensure_future(self._read(speaking))
-        spoken = asyncio.ensure_future(self._speak(speaking, config))
+        speech_run = await SpeechRun.begin(self._gateway, config, self._socket, "text")
+        reading = asyncio.ensure_future(self._read(speech_run))
+        spoken = asyncio.ensure_future(self._speak(speech_run, config))
         try:
             await asyncio.wait((reading, spoken), return_when=asyncio.FIRST_COMPLETED)
-            if spoken.done():  # what the client does after its last event is no fault
+            if spoken.done():  # ignore the client after its last event
                 spoken.result()
             else:
                 reading.result()
@@ -124,16 +113,16 @@ class _Session:
             spoken.cancel()
             await asyncio.shield(asyncio.gather(reading, spoken, return_exceptions=True))
 
-    async def _read(self, speaking: Speaking) -> None:
-        """Takes the text in. Never returns: only the client's leaving and a wrong message end it."""
+    async def _read(self, speech_run: SpeechRun) -> None:
+        """Reads the text. Only a disconnection or a wrong message ends it."""
         is_done = False
         while True:
             message = await self._message()
             if isinstance(message, SessionConfig) or is_done:
                 raise invalid("type", "after input.done comes nothing" if is_done else "session.config comes once")
-            if isinstance(message, InputText):
-                speaking.check_length("text", self._text.characters + len(message.text))
-                if message.text:  # any number of empty ones takes no memory
+            if isinstance(message, InputTextMessage):
+                speech_run.check_length("text", self._text.characters + len(message.text))
+                if message.text:  # empty texts must take no memory
                     self._text.add(message.text)
             else:
                 if not self._text.is_speakable:
@@ -141,14 +130,14 @@ class _Session:
                 self._text.finish()
                 is_done = True
 
-    async def _speak(self, speaking: Speaking, config: SessionConfig) -> None:
+    async def _speak(self, speech_run: SpeechRun, config: SessionConfig) -> None:
         file = {"format": config.response_format, "media_type": MEDIA_TYPES[config.response_format]}
-        await self._socket.send_json({"type": "audio.start", **file, "sample_rate_hz": speaking.sample_rate_hz})
-        async with aclosing(speaking.file([self._text])) as pieces:
+        await self._socket.send_json({"type": "audio.start", **file, "sample_rate_hz": speech_run.sample_rate_hz})
+        async with aclosing(speech_run.file([self._text])) as pieces:
             async for piece in pieces:
                 await self._socket.send_bytes(piece)
         await self._socket.send_json(
-            {"type": "audio.done", "finish_reason": speaking.finish_reason, "usage": speaking.usage}
+            {"type": "audio.done", "finish_reason": speech_run.finish_reason, "usage": speech_run.usage}
         )
         await self._socket.send_json({"type": "session.done"})
 

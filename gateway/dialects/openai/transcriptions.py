@@ -1,4 +1,4 @@
-"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`: the thinker writes down what is said."""
+"""`POST /v1/audio/transcriptions` and `/v1/audio/translations`."""
 
 import time
 import uuid
@@ -14,8 +14,8 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound
 from gateway.answers.transcription.formats import joined, srt, vtt
 from gateway.answers.transcription.languages import language_of
-from gateway.answers.transcription.request import ServerVad, TranscriptionRequest, TranslationRequest
-from gateway.answers.transcription.run import Transcription, to_transcribe, to_translate
+from gateway.answers.transcription.request import TranscriptionRequest, TranslationRequest, VadConfig
+from gateway.answers.transcription.run import TranscriptionRun, transcription_prompt, translation_prompt
 from gateway.errors import invalid
 from gateway.http.connection import LAST_WORD_S, EventStream, admitted, sse, while_connected
 from gateway.http.forms import FILE, page, read_form
@@ -35,39 +35,38 @@ def _page(model: type[Strict]) -> dict[str, Any]:
 
 @router.post("/v1/audio/transcriptions", openapi_extra=_page(TranscriptionRequest), response_model=None)
 async def transcribe(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Writes down what is said."""
+    """Transcribes speech."""
     request, files = await read_form(http, TranscriptionRequest, gateway.settings.request_timeout_s, {"file"}, 1)
     language = _language(request)
     if request.timestamp_granularities and request.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "only with response_format verbose_json")
-    work = _work(http, gateway, request, to_transcribe(language), _file(files), request.chunking_strategy)
-    return await _told(http, gateway, work, "transcribe", language)
+    run = _work(http, gateway, request, transcription_prompt(language), _file(files), request.chunking_strategy)
+    return await _respond(http, gateway, run, "transcribe", language)
 
 
 @router.post("/v1/audio/translations", openapi_extra=_page(TranslationRequest), response_model=None)
 async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Writes down in English what is said."""
+    """Translates speech into English text."""
     request, files = await read_form(http, TranslationRequest, gateway.settings.request_timeout_s, {"file"}, 1)
-    asked = to_translate(_language(request))
-    work = _work(http, gateway, request, asked, _file(files), ServerVad(type="server_vad"))
-    return await _told(http, gateway, work, "translate", "English")
+    instruction = translation_prompt(_language(request))
+    run = _work(http, gateway, request, instruction, _file(files), VadConfig(type="server_vad"))
+    return await _respond(http, gateway, run, "translate", "English")
 
 
 def _language(request: TranslationRequest) -> str | None:
-    """The English name of the sound's. Raises ApiError."""
+    """English name of the audio's language. Raises ApiError."""
     return None if request.language is None else language_of(request.language)
 
 
 def _work(
-    http: Request, gateway: Gateway, request: TranslationRequest, asked: str, content: bytes, vad: ServerVad
-) -> Transcription:
-    """Raises ApiError."""
+    http: Request, gateway: Gateway, request: TranslationRequest, instruction: str, content: bytes, vad: VadConfig
+) -> TranscriptionRun:
     if request.stream and request.response_format not in ("json", "text"):
         raise invalid("stream", "only with response_format json or text")
-    if len(content) > gateway.settings.media_max_bytes:
-        raise invalid("file", f"is larger than {gateway.settings.media_max_bytes} bytes", "invalid_media")
+    if len(content) > (most := gateway.fetcher.limits.max_bytes):
+        raise invalid("file", f"is larger than {most} bytes", "invalid_media")
     sound = FileSound(content, vad.pauses, gateway.settings.request_timeout_s)
-    return Transcription(gateway, request, asked, sound, http.state.request_id, http.state.log)
+    return TranscriptionRun(gateway, request, instruction, sound, http.state.request_id, http.state.log)
 
 
 def _file(files: dict[str, list[bytes]]) -> bytes:
@@ -76,30 +75,28 @@ def _file(files: dict[str, list[bytes]]) -> bytes:
     return files["file"][0]
 
 
-async def _told(http: Request, gateway: Gateway, work: Transcription, task: str, language: str | None) -> Response:
-    """What is written down, as it is asked for. Raises ApiError."""
-    if work.request.stream:
-        return EventStream(_events(work), gateway.settings.request_timeout_s + LAST_WORD_S)
-    return await while_connected(http.receive, _whole(work, task, language))
+async def _respond(http: Request, gateway: Gateway, run: TranscriptionRun, task: str, language: str | None) -> Response:
+    if run.request.stream:
+        return EventStream(_events(run), gateway.settings.request_timeout_s + LAST_WORD_S)
+    return await while_connected(http.receive, _whole(run, task, language))
 
 
-async def _events(work: Transcription) -> AsyncGenerator[bytes, None]:
-    """OpenAI's events; with `stream_include_usage` they are chunks of vLLM's transcriptions, too. Raises ApiError."""
-    head = {"id": f"trsc-{uuid.uuid4().hex}", "created": int(time.time()), "model": work.request.model}
-    chunked = work.request.stream_include_usage
+async def _events(run: TranscriptionRun) -> AsyncGenerator[bytes, None]:
+    """OpenAI's events; with `stream_include_usage` they are vLLM's chunks, too. Raises ApiError."""
+    head = {"id": f"trsc-{uuid.uuid4().hex}", "created": int(time.time()), "model": run.request.model}
+    chunked = run.request.stream_include_usage
 
-    def told(event: dict[str, Any]) -> bytes:
+    def encode(event: dict[str, Any]) -> bytes:
         return sse(event | head | _chunk(event) if chunked else event)
 
-    async with aclosing(work.deltas()) as deltas:
+    async with aclosing(run.deltas()) as deltas:
         async for delta in deltas:
-            yield told({"type": "transcript.text.delta", "delta": delta})
-    yield told({"type": "transcript.text.done", "text": joined(work.segments), "usage": work.usage})
+            yield encode({"type": "transcript.text.delta", "delta": delta})
+    yield encode({"type": "transcript.text.done", "text": joined(run.segments), "usage": run.usage})
 
 
 def _chunk(event: dict[str, Any]) -> dict[str, Any]:
-    """What makes an event a chunk of vLLM's: its clients look for `choices`, and in the last chunk, which has none, for
-    `usage`."""
+    """Members that make an event a chunk of vLLM's, whose clients read `choices`, and `usage` in the last chunk."""
     chunk: dict[str, Any] = {"object": "transcription.chunk", "choices": []}
     if "delta" in event:
         chunk["choices"] = [{"index": 0, "delta": {"content": event["delta"]}, "finish_reason": None}]
@@ -110,23 +107,22 @@ def _chunk(event: dict[str, Any]) -> dict[str, Any]:
     return chunk
 
 
-async def _whole(work: Transcription, task: str, language: str | None) -> Response:
-    """The response in one piece. Raises ApiError."""
-    async with aclosing(work.deltas()) as deltas:
+async def _whole(run: TranscriptionRun, task: str, language: str | None) -> Response:
+    async with aclosing(run.deltas()) as deltas:
         async for _ in deltas:
             pass
-    text, form = joined(work.segments), work.request.response_format
+    text, form = joined(run.segments), run.request.response_format
     if form in _PLAIN:
-        body = _SUBTITLES[form](work.segments) if form in _SUBTITLES else f"{text}\n"
+        body = _SUBTITLES[form](run.segments) if form in _SUBTITLES else f"{text}\n"
         return PlainTextResponse(body, media_type=_PLAIN[form])
     if form == "json":
-        return Json({"text": text, "usage": work.usage})
+        return Json({"text": text, "usage": run.usage})
     body = {
         "task": task,
         "language": (language or "unknown").lower(),
-        "duration": round(work.sound.duration_s, 3),
+        "duration": round(run.sound.duration_s, 3),
         "text": text,
-        "segments": [segment.verbose(work.request.temperature) for segment in work.segments],
-        "usage": {"type": "duration", "seconds": round(work.sound.duration_s)},
+        "segments": [segment.verbose(run.request.temperature) for segment in run.segments],
+        "usage": {"type": "duration", "seconds": round(run.sound.duration_s)},
     }
     return Json(body)

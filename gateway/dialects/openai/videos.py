@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
-from gateway.answers.video_store import Video
-from gateway.answers.videos import VideoRequest, take_on, video_object
+from gateway.answers.video_store import VideoJob
+from gateway.answers.videos import VideoRequest, submit_video, video_object
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import FILE, is_form, page, read_form, read_json
@@ -36,12 +36,12 @@ def _openapi() -> dict[str, Any]:
 
 @router.post("/v1/videos", openapi_extra=_openapi(), response_model=None)
 async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Takes a video on. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
-    request, picture = await _read(http, gateway)
+    """Submits a video. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
+    request, image = await _read(http, gateway)
     gateway.stage_for("video", request.model)
     place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
     try:
-        video = await take_on(gateway, request, picture, owner_of(http), place.close, http.state.log)
+        video = await submit_video(gateway, request, image, owner_of(http), place.close, http.state.log)
     except BaseException:
         place.close()
         raise
@@ -50,8 +50,7 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
 
 @router.get("/v1/videos")
 async def list_videos(http: Request) -> dict[str, Any]:
-    """The videos, newest first: `limit` of them (20; at most 100) after the one whose id is `after`; `order` asc or
-    desc."""
+    """The videos, newest first: `limit` of them (20; at most 100) after the id `after`; `order` asc or desc."""
     query = http.query_params
     limit, order, after = query.get("limit", str(_DEFAULT_LIMIT)), query.get("order", "desc"), query.get("after")
     if not re.fullmatch("[0-9]{1,3}", limit) or not 1 <= int(limit) <= _MAX_LIMIT:
@@ -79,7 +78,7 @@ async def get_video(http: Request, video_id: str) -> Response:
 
 @router.delete("/v1/videos/{video_id}")
 async def delete_video(http: Request, video_id: str) -> dict[str, Any]:
-    """Removes a video and its file; one that is not finished is given up."""
+    """Removes a video and its file; an unfinished one is cancelled."""
     if not await _jobs(http).delete(video_id, owner_of(http)):
         raise _not_found(video_id)
     return {"id": video_id, "object": "video.deleted", "deleted": True}
@@ -108,7 +107,7 @@ def _jobs(http: Request) -> VideoJobs:
     return jobs
 
 
-async def _video(http: Request, video_id: str) -> Video:
+async def _video(http: Request, video_id: str) -> VideoJob:
     video = await _jobs(http).store.get(video_id, owner_of(http))
     if video is None:
         raise _not_found(video_id)
@@ -121,7 +120,7 @@ def _not_found(video_id: str) -> ApiError:
 
 
 async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, MediaFile | None]:
-    """The request and its picture: a file of a form, or yet to be fetched."""
+    """The request and its image: a form's file, or one to fetch."""
     limit_s, files = gateway.settings.request_timeout_s, {}
     if is_form(http):
         request, files = await read_form(http, VideoRequest, limit_s, {"input_reference"}, max_files=1)

@@ -1,4 +1,4 @@
-"""`/v1/audio/voices`: the voices that there are, and those that users upload, where the talker can imitate them."""
+"""`/v1/audio/voices`: the model's voices, and uploaded ones that the talker imitates."""
 
 import asyncio
 import re
@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.answers.delivery import MAX_SAID_CHARACTERS, storing
 from gateway.answers.gateway import Gateway
-from gateway.answers.voice_store import NameTaken, Voice, VoicesFull
+from gateway.answers.voice_options import MAX_SAMPLE_TEXT_CHARACTERS, voice_store_errors
+from gateway.answers.voice_store import UploadedVoice, VoiceExists, VoicesFull
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import FILE, page, read_form
@@ -30,8 +30,8 @@ def _name(name: str) -> str:
 
 
 def _words(text: str) -> str:
-    if not text.strip() or len(text) > MAX_SAID_CHARACTERS:
-        raise ValueError(f"must have 1 to {MAX_SAID_CHARACTERS} characters")
+    if not text.strip() or len(text) > MAX_SAMPLE_TEXT_CHARACTERS:
+        raise ValueError(f"must have 1 to {MAX_SAMPLE_TEXT_CHARACTERS} characters")
     return text.strip()
 
 
@@ -69,13 +69,13 @@ _OPENAPI = page(
 
 @router.get("/v1/audio/voices")
 async def list_voices(http: Request) -> dict[str, Any]:
-    """The talker's voices, the first of which is the default, and then those that were uploaded with the API key."""
+    """The talker's voices, the default first, and then those uploaded with the API key."""
     gateway: Gateway = http.app.state.gateway
     names = gateway.pipeline.voices
     data = [{"id": name, "name": name, "object": "audio.voice", "default": i == 0} for i, name in enumerate(names)]
     uploaded: list[dict[str, Any]] = []
     if _sample_rate_hz(gateway):
-        with storing():
+        with voice_store_errors():
             uploaded = [_object(voice) for voice in await gateway.voices.all_of(owner_of(http))]
     return {
         "object": "list",
@@ -87,7 +87,7 @@ async def list_voices(http: Request) -> dict[str, Any]:
 
 @router.post("/v1/audio/voices", openapi_extra=_OPENAPI)
 async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> dict[str, Any]:
-    """Takes a voice up, which speech can then be asked for by its name or id."""
+    """Uploads a voice, which speech can then name or identify."""
     rate_hz = _require_cloning(gateway)
     request, files = await read_form(http, VoiceRequest, gateway.settings.request_timeout_s, {"audio_sample"}, 1)
     if not files:
@@ -98,7 +98,7 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
         samples = await asyncio.to_thread(read_sample, files["audio_sample"][0], rate_hz)
     except MediaError as error:
         raise invalid("audio_sample", str(error), "invalid_media") from None
-    voice = Voice(
+    voice = UploadedVoice(
         id=f"voice_{uuid.uuid4().hex}",
         name=request.name,
         consent=request.consent,
@@ -114,10 +114,10 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
 
 @router.delete("/v1/audio/voices/{voice}")
 async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
-    """Removes an uploaded voice by its id or name, and its sample."""
+    """Removes an uploaded voice by id or name, and its sample."""
     gateway: Gateway = http.app.state.gateway
     _require_cloning(gateway)
-    with storing():
+    with voice_store_errors():
         found = await gateway.voices.find(voice, owner_of(http))
         if found is None:
             builtin = match_case(voice, gateway.pipeline.voices)
@@ -128,12 +128,12 @@ async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
     return {"id": found.id, "name": found.name, "object": "audio.voice.deleted", "deleted": True, "success": True}
 
 
-async def _keep(gateway: Gateway, voice: Voice, flac: bytes) -> None:
-    """Stores a voice. Raises ApiError: there is one of that name, or no room."""
+async def _keep(gateway: Gateway, voice: UploadedVoice, flac: bytes) -> None:
+    """Raises ApiError: the name exists, or there is no room."""
     try:
-        with storing():
+        with voice_store_errors():
             await gateway.voices.add(voice, flac)
-    except NameTaken:
+    except VoiceExists:
         message = f"name: there is a voice {voice.name!r}; delete it first, or choose another name"
         raise ApiError(409, message, "name", "voice_exists") from None
     except VoicesFull as full:
@@ -144,13 +144,13 @@ async def _keep(gateway: Gateway, voice: Voice, flac: bytes) -> None:
 
 
 def _sample_rate_hz(gateway: Gateway) -> int:
-    """Of the samples that the talker imitates; 0 where it imitates none, or was never reached."""
+    """0 if the talker imitates no voices, or was never reached."""
     talker = gateway.pipeline.info("talker")
     return talker.voice_sample_rate_hz if talker else 0
 
 
 def _require_cloning(gateway: Gateway) -> int:
-    """Samples a second of what the talker imitates. Raises ApiError: 501, nothing does; 503, that is not known yet."""
+    """Rate of voice samples. Raises ApiError: 501, nothing imitates voices; 503, not known yet."""
     stage = gateway.pipeline.output("speech")
     if stage is not None and gateway.pipeline.info("talker") is None:
         raise gateway.not_known_yet("talker")
@@ -161,8 +161,7 @@ def _require_cloning(gateway: Gateway) -> int:
     return rate_hz
 
 
-def _object(voice: Voice) -> dict[str, Any]:
-    """OpenAI's voice object, with what vLLM-Omni tells of one."""
+def _object(voice: UploadedVoice) -> dict[str, Any]:
     return {
         "id": voice.id,
         "object": "audio.voice",

@@ -1,4 +1,4 @@
-"""`POST /start_profile` and `/stop_profile`, for administrators; `GET /v1/quartet/trace/ID`, where its time went."""
+"""`POST /start_profile` and `/stop_profile`, for administrators; `GET /v1/quartet/trace/ID`."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
 from gateway.errors import ApiError, in_own_terms
-from gateway.http.connection import StreamedResponse, administered, key_of
+from gateway.http.connection import StreamedResponse, key_of, require_admin
 from gateway.http.forms import page, parsed
 from gateway.http.json_writer import Json
 from gateway.pipeline.replica import Replica
@@ -34,7 +34,7 @@ router = APIRouter(tags=["operations"])
 
 
 class StartRequest(Strict):
-    """What is recorded, and for how long at most. All of it may be left out."""
+    """Stages and duration of a profile; all members are optional."""
 
     stages: list[str] | None = Field(
         default=None, min_length=1, description="names of the pipeline's stages; default: all of them"
@@ -46,8 +46,8 @@ class StartRequest(Strict):
 
 @router.post("/start_profile", openapi_extra=page(StartRequest, "application/json", "what records", answered=()))
 async def start_profile(http: Request) -> Json:
-    """Begins to record what every replica of every stage does. One that cannot be reached is left out, and said."""
-    gateway = administered(http, "profiles are")
+    """Starts a profile of every replica that can be reached."""
+    gateway = require_admin(http, "profiles are")
     body = await http.body()
     request = await parsed(StartRequest, body) if body.strip() else StartRequest()
     profiling = gateway.profiling
@@ -70,8 +70,8 @@ async def start_profile(http: Request) -> Json:
     responses={200: {"content": {"application/x-tar": {}}}, 409: {"description": "no stage has a profile"}},
 )
 async def stop_profile(http: Request) -> Response:
-    """Ends what is recorded, and sends it: a tar of profile.json, which says what the other files are."""
-    gateway = administered(http, "profiles are")
+    """Stops the profile, and sends a tar; its profile.json describes the other files."""
+    gateway = require_admin(http, "profiles are")
     headers = {"content-disposition": 'attachment; filename="profile.tar"'}
     return StreamedResponse(_archive(gateway), gateway.settings.request_timeout_s, "application/x-tar", headers)
 
@@ -84,8 +84,8 @@ async def _archive(gateway: Gateway) -> AsyncGenerator[bytes, None]:
                 fetched, own = await gateway.profiling.stop(directory)
         except ApiError as error:
             raise _conflict(error) from error.__cause__
-        told = await asyncio.to_thread(lambda: json.dumps(manifest(fetched, own)).encode())
-        yield _header(MANIFEST, len(told)) + told + _padding(len(told))
+        description = await asyncio.to_thread(lambda: json.dumps(manifest(fetched, own)).encode())
+        yield _header(MANIFEST, len(description)) + description + _padding(len(description))
         for path in [path for each in fetched if each.failure is None for _, path in each.files]:
             size_bytes = path.stat().st_size
             yield _header(path.name, size_bytes)
@@ -109,7 +109,7 @@ def _padding(size_bytes: int) -> bytes:
 
 
 def _conflict(error: ApiError) -> ApiError:
-    """409 where a profile is recorded that shall be started, or none is that shall be stopped."""
+    """Makes a 409 of a profile that runs already, or does not exist."""
     match error.__cause__:
         case AlreadyExists() as cause:
             return ApiError(409, str(cause), None, "profile_running")
@@ -120,30 +120,29 @@ def _conflict(error: ApiError) -> ApiError:
 
 @router.get("/v1/quartet/trace/{request_id}")
 async def trace(http: Request, request_id: str) -> Json:
-    """Where the time of a request went, stage by stage: one of the last 1,000 that each process has served.
+    """Where a request's time went, stage by stage: one of the last 1,000 that each process has served.
 
     The id is that of the response's x-request-id header, or of the completion. With API keys, an administrator's sees
-    every request, another one its own.
-    """
+    every request, another one its own."""
     gateway: Gateway = http.app.state.gateway
-    for wanted in dict.fromkeys([request_id, request_id.removeprefix(_COMPLETION)]):
-        spans, unreachable = await _spans(http, gateway, wanted)
+    for known_id in dict.fromkeys([request_id, request_id.removeprefix(_COMPLETION)]):
+        spans, unreachable = await _spans(http, gateway, known_id)
         if spans:
-            return Json({"request_id": wanted, "spans": spans, "unreachable": unreachable})
+            return Json({"request_id": known_id, "spans": spans, "unreachable": unreachable})
     message = f"no process has a span of {request_id!r}: it was not among the last 1,000 requests, or is another key's"
     raise ApiError(404, message, "request_id", "request_not_found")
 
 
 async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(spans of the request and its parts that the client may see; replicas that could not say)."""
+    """(visible spans of the request and its parts; unreachable replicas)."""
     key = key_of(http)
     found = gateway.spans.find(request_id)
     if key is not None and not key.entry.admin:
         if not any(span.request_id == request_id and span.owner == key.name for span in found):
             return [], []
-        # of several that had this id, one after the other
+        # several requests may have had this id, one after the other
         found = [span for span in found if span.request_id != request_id or span.owner == key.name]
-    # "ID-1" may be a part of this request, or another one that was named so
+    # "ID-1" may be a part of this request, or another request with that id
     others = {span.request_id for span in found if span.request_id != request_id}
     to_unix_ns = monotonic_to_unix_ns()
     own = [as_json(span.to_message(to_unix_ns)) | {"address": ""} for span in found if span.request_id not in others]
@@ -160,7 +159,7 @@ async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list
 
 
 def _order(span: dict[str, Any]) -> tuple[bool, float]:
-    """The gateway's first, then as their first outputs came: all stages of an answer start at once."""
+    """Sorts the gateway first, then by first output: all stages of an answer start at once."""
     return span["stage"] != GATEWAY, span["first_output_us"] or span["start_us"]
 
 

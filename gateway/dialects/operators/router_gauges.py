@@ -1,7 +1,6 @@
-"""The gauges by which routers choose a server, under vLLM's names.
+"""Gauges by which routers choose a server, under vLLM's names.
 
-Source: the Gateway API inference extension's model server protocol (its proposal 003).
-"""
+Source: the Gateway API inference extension's model server protocol (its proposal 003)."""
 
 import time
 
@@ -9,7 +8,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from gateway.answers.gateway import Gateway
 
-# Of their own: an engine of vLLM in the same process removes what has its names from the common one.
+# A registry of its own: a vLLM engine in this process removes its names from the common one.
 _REGISTRY = CollectorRegistry()
 _RUNNING = Gauge(
     "vllm:num_requests_running", "Requests that the thinker's replicas work on", ["model_name"], registry=_REGISTRY
@@ -38,8 +37,7 @@ _CACHE = Gauge(
 
 
 def exposition(gateway: Gateway) -> bytes:
-    """The gauges as Prometheus reads them, of what the thinker's replicas told last; without values where there is no
-    thinker."""
+    """The gauges in Prometheus' format; without values where there is no thinker."""
     stage = gateway.pipeline.output("text")
     name = None if stage is None else gateway.model_of(stage)
     if stage is not None and name is not None:
@@ -48,10 +46,10 @@ def exposition(gateway: Gateway) -> bytes:
         _WAITING.labels(name).set(sum(replica.queued for replica in serving))
         used = sum(replica.kv_cache_usage for replica in serving)
         _KV_CACHE.labels(name).set(used / len(serving) if serving else 0.0)
-        _LORAS.clear()  # a set of adapters is a series of its own: those of before are no more
+        _LORAS.clear()  # each set of adapters is a series: drop the old ones
         if stage.info is not None and stage.info.thinker.max_loras:
             _LORAS.labels(stage.info.thinker.max_loras, ",".join(stage.loras), "").set(time.time())
-        _CACHE.clear()  # replicas come and go: the same
+        _CACHE.clear()  # likewise, as replicas come and go
         infos = [replica.info.thinker for replica in serving if replica.info is not None]
         if infos and infos[0].kv_block_tokens:
             _CACHE.labels(infos[0].kv_block_tokens, sum(info.kv_blocks for info in infos)).set(1)

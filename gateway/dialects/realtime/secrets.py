@@ -11,14 +11,13 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, Field
 from starlette.requests import HTTPConnection
 
-from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, key_of
+from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, presented_key
 from gateway.answers.gateway import Gateway, not_reached
 from gateway.dialects.realtime.events import RealtimeError, to_api
 from gateway.dialects.realtime.output.drawing import check_tool, may_draw
 from gateway.dialects.realtime.settings.session import Session
 from gateway.errors import ApiError, invalid
-from gateway.http.connection import admitted
-from gateway.http.connection import key_of as api_key_of
+from gateway.http.connection import admitted, key_of
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 
@@ -29,7 +28,7 @@ router = APIRouter(tags=["realtime"])
 
 def secret_of(socket: HTTPConnection) -> ClientSecret | None:
     """Returns the client secret of a WebSocket, if it has one. Raises ApiError: 401, unknown or expired."""
-    presented = key_of(socket)
+    presented = presented_key(socket)
     if not presented.startswith(PREFIX):
         return None
     found = socket.app.state.client_secrets.find(presented)
@@ -71,7 +70,7 @@ async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(
     patch = request.session or {}
     session = _checked(gateway, patch)
     lifetime = request.expires_after or ExpiresAfter()
-    text, secret = http.app.state.client_secrets.make(api_key_of(http), patch, lifetime.seconds)
+    text, secret = http.app.state.client_secrets.make(key_of(http), patch, lifetime.seconds)
     body = {"value": text, "expires_at": secret.expires_at, "session": session.public()}
     return Json(body, headers={"cache-control": "no-store"})
 

@@ -3,8 +3,9 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, aclosing
+from functools import partial
 from typing import Any
 
 import structlog
@@ -21,7 +22,7 @@ from gateway.dialects.responses.schema import ResponseRequest
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.dialects.responses.tools import read_tools
 from gateway.errors import ApiError, invalid
-from gateway.store import StoreError
+from gateway.store import StoreError, store_errors
 
 _ALIVE_S = 20.0  # a gateway says so often of a response in the background that it works on it
 _LOST_S = 4 * _ALIVE_S
@@ -29,6 +30,7 @@ _MAX_REPLAYS = 16  # responses that have ended whose events are still told
 _UNFINISHED = ("queued", "in_progress")
 
 log = structlog.get_logger()
+storing = partial(store_errors, "responses cannot be stored or read")
 
 
 class Background:
@@ -293,14 +295,3 @@ def _missing(param: str | None, what: str, name: str) -> ApiError:
     why = "it was deleted, has expired, was not stored, is another gateway's, or never was"
     reason = f"there is no {what} {name[:80]!r}; {why}"
     return ApiError(404, f"{label}{reason}", param, "not_found")
-
-
-@contextmanager
-def storing() -> Iterator[None]:
-    """Tells of a store that cannot be used. Raises ApiError: 500."""
-    try:
-        yield
-    except (StoreError, sqlite3.Error) as error:
-        log.error("responses cannot be stored or read", error=str(error))
-        message = "responses cannot be stored or read now; the gateway's log says why"
-        raise ApiError(500, message, None, "storage_failed") from error

@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from gateway.answers.gateway import Gateway
 from gateway.errors import ApiError, in_own_terms, invalid
-from gateway.http.connection import administered
+from gateway.http.connection import require_admin
 from gateway.http.forms import page, read_json
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
@@ -25,7 +25,7 @@ router = APIRouter(tags=["models"])
 
 
 class LoadRequest(Strict):
-    """An adapter that requests shall be able to name."""
+    """An adapter to load."""
 
     lora_name: str = Field(min_length=1, description="what requests call it, as `model` or `lora`")
     lora_path: str = Field(min_length=1, description="its directory, in the one that the thinker's --lora-root names")
@@ -34,7 +34,7 @@ class LoadRequest(Strict):
 
 
 class UnloadRequest(Strict):
-    """An adapter that requests shall no longer name."""
+    """An adapter to unload."""
 
     lora_name: str = Field(min_length=1)
     lora_int_id: int | None = Field(default=None, description="accepted; the name says it")
@@ -43,7 +43,7 @@ class UnloadRequest(Strict):
 @router.post("/v1/load_lora_adapter", openapi_extra=page(LoadRequest, "application/json", "done", answered=_TEXT))
 async def load_lora_adapter(http: Request) -> PlainTextResponse:
     """Loads an adapter in every replica of the thinker, or in none."""
-    gateway = administered(http, "adapters are")
+    gateway = require_admin(http, "adapters are")
     request = await read_json(http, LoadRequest, gateway.settings.request_timeout_s)
     if request.load_inplace:
         raise invalid("load_inplace", "adapters are not replaced; unload the other one first")
@@ -65,8 +65,8 @@ async def load_lora_adapter(http: Request) -> PlainTextResponse:
 
 @router.post("/v1/unload_lora_adapter", openapi_extra=page(UnloadRequest, "application/json", "done", answered=_TEXT))
 async def unload_lora_adapter(http: Request) -> PlainTextResponse:
-    """Takes an adapter away from every replica of the thinker. Requests that run with it end as they would have."""
-    gateway = administered(http, "adapters are")
+    """Unloads an adapter from every replica of the thinker. Running requests keep it."""
+    gateway = require_admin(http, "adapters are")
     request = await read_json(http, UnloadRequest, gateway.settings.request_timeout_s)
     stage, message = _writer(gateway), thinker_pb2.UnloadLoraRequest(name=request.lora_name)
     async with gateway.administration:
@@ -91,7 +91,7 @@ def _writer(gateway: Gateway) -> Stage:
 
 
 async def _of_all(gateway: Gateway, replicas: list[Replica], method: str, message: Any) -> list[Any]:
-    """What each of `replicas` answers to `message`: its response, or a StageError."""
+    """Each replica's response to `message`, or its StageError."""
 
     async def ask(replica: Replica) -> Any:
         stub = thinker_pb2_grpc.ThinkerServiceStub(replica.channel)
@@ -104,7 +104,7 @@ async def _of_all(gateway: Gateway, replicas: list[Replica], method: str, messag
 
 
 def _raise_first(failures: list[Exception]) -> None:
-    """Raises ApiError: of the first of `failures`, if there is one."""
+    """Raises ApiError for the first of `failures`, if any."""
     with in_own_terms(_FIELDS):
         for failure in failures:
             raise failure

@@ -1,4 +1,4 @@
-"""`POST /inference/v1/generate`: token ids and media in, token ids out, in vLLM's shape; and how one is given up."""
+"""`POST /inference/v1/generate`: token ids and media in, token ids out, in vLLM's shape; and its cancellation."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class SamplingParams(WriterSampling):
-    """How the ids are sampled, under vLLM's names."""
+    """Sampling parameters under vLLM's names."""
 
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="alternatives of each token")
@@ -63,7 +63,7 @@ class GenerateRequest(Strict):
     kv_transfer_params: Any = Field(default=None, description="refused")
 
     def check(self, gateway: Gateway) -> None:
-        """Raises ApiError: 400 naming a member that nothing here follows."""
+        """Raises ApiError: 400 naming a member that is not supported."""
         if self.features is not None:
             raise invalid("features", "media that were processed elsewhere are not taken; send them as content_parts")
         if self.kv_transfer_params is not None:
@@ -79,20 +79,20 @@ class GenerateRequest(Strict):
 
 
 class AbortRequest(Strict):
-    """Requests that are given up."""
+    """Requests to cancel."""
 
     request_ids: list[str] = Field(min_length=1, max_length=1000)
 
 
-class Running:
-    """The requests that can be given up, by whose they are and their ids."""
+class AbortRegistry:
+    """Running requests that can be cancelled, by owner and id."""
 
     def __init__(self) -> None:
         self._aborts: dict[tuple[str | None, str], asyncio.Event] = {}
 
     @contextmanager
     def request(self, owner: str | None, request_id: str) -> Iterator[asyncio.Event]:
-        """While it runs: an event that is set when it is given up. Raises ApiError: 400, one of that id runs."""
+        """Yields an event that a cancellation sets. Raises ApiError: 400, the id is in use."""
         if (owner, request_id) in self._aborts:
             raise invalid("request_id", f"a request {request_id[:80]!r} is running; take another id")
         event = self._aborts[owner, request_id] = asyncio.Event()
@@ -102,7 +102,7 @@ class Running:
             del self._aborts[owner, request_id]
 
     def abort(self, owner: str | None, request_id: str) -> None:
-        """Gives one up, if it runs and is the owner's."""
+        """Cancels the owner's request, if it runs."""
         if (event := self._aborts.get((owner, request_id))) is not None:
             event.set()
 
@@ -113,7 +113,7 @@ class Running:
     response_model=None,
 )
 async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Goes on with token ids, and answers with token ids."""
+    """Continues token ids with token ids."""
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, GenerateRequest, limit_s)
     request.check(gateway)
@@ -126,7 +126,7 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
 
 @router.post("/inference/v1/abort_requests", openapi_extra=page(AbortRequest, "application/json", "{}"))
 async def abort_requests(http: Request) -> dict[str, Any]:
-    """Gives up requests of the same API key; those that do not run are left out."""
+    """Cancels running requests of the same API key."""
     gateway: Gateway = http.app.state.gateway
     request = await read_json(http, AbortRequest, gateway.settings.request_timeout_s)
     for request_id in request.request_ids:
@@ -145,8 +145,6 @@ async def _prompt(gateway: Gateway, request: GenerateRequest) -> tuple[thinker_p
 
 
 class Generation:
-    """One request and its response."""
-
     def __init__(
         self,
         gateway: Gateway,
@@ -160,9 +158,9 @@ class Generation:
             sampling.priority = request.priority
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
-        self._running: Running = http.app.state.generations
-        heard, stream, count = request.speech, bool(request.stream), sampling.n or 1
-        self._speech = None if heard is None else RawSpeech(gateway, heard, sampling.seed, stream)
+        self._aborts: AbortRegistry = http.app.state.generations
+        speech, stream, count = request.speech, bool(request.stream), sampling.n or 1
+        self._speech = None if speech is None else RawSpeech(gateway, speech, sampling.seed, stream)
         self._exchange = RawExchange(
             gateway, sampling, http.state, [prompt], request.model, None, count, None, "token_ids", media, self._speech
         )
@@ -170,8 +168,8 @@ class Generation:
         http.state.log["stream"] = bool(request.stream)
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
-        """What is sampled, as it is, until the request is given up."""
-        with self._running.request(self._owner, self._id) as abort:
+        """Yields samples until the request ends or is cancelled."""
+        with self._aborts.request(self._owner, self._id) as abort:
             aborted = asyncio.ensure_future(abort.wait())
             asked = self._sampling.logprobs, self._sampling.prompt_logprobs
             try:
@@ -191,7 +189,7 @@ class Generation:
             self._logprobs[answer.index] += map(_logprob, new.delta.logprobs)
 
     async def whole(self) -> Response:
-        """The response in one piece. Raises ApiError."""
+        """Raises ApiError."""
         async with aclosing(self._steps()) as steps:
             async for _ in steps:
                 pass
@@ -199,11 +197,11 @@ class Generation:
         if self._speech is not None:
             for choice, answer in zip(choices, self._exchange.answers, strict=True):
                 choice["speech"] = await self._speech.whole(answer)
-        told = {} if self._sampling.prompt_logprobs is None else {"prompt_logprobs": self._prompt_logprobs()}
-        return Json(self._head() | {"choices": choices, **told, "usage": self._exchange.usage()})
+        returned = {} if self._sampling.prompt_logprobs is None else {"prompt_logprobs": self._prompt_logprobs()}
+        return Json(self._head() | {"choices": choices, **returned, "usage": self._exchange.usage()})
 
     def _prompt_logprobs(self) -> list[dict[str, dict[str, Any]] | None]:
-        """Of each token of the prompt the log-probabilities by token id, in vLLM's shape; None of the first."""
+        """Log-probabilities of the prompt's tokens by id, in vLLM's shape; None for the first."""
         return [
             None
             if math.isnan(token.logprob)
@@ -221,12 +219,12 @@ class Generation:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         """The response as server-sent events. Raises ApiError."""
         options, head = self._request.stream_options or StreamOptions(), self._head()
-        told = [0] * len(self._exchange.answers)  # tokens
+        returned = [0] * len(self._exchange.answers)  # tokens
         async with aclosing(self._steps()) as steps:
             async for answer, new in steps:
                 text = new.delta.text if isinstance(new, TextDelta) else ""
-                choice = self._choice(answer, told[answer.index], text, new is None)
-                told[answer.index] = len(answer.token_ids)
+                choice = self._choice(answer, returned[answer.index], text, new is None)
+                returned[answer.index] = len(answer.token_ids)
                 if self._speech is not None and not isinstance(new, TextDelta | PromptTokens):
                     choice["speech"] = self._speech.end(answer) if new is None else self._speech.delta(new)
                 if options.include_usage and options.continuous_usage_stats:
@@ -257,7 +255,7 @@ class Generation:
 
 
 async def _unless(stop: "asyncio.Future[Any]", work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of `work`; None, and it is cancelled, if `stop` is done first."""
+    """The result of `work`; None if `stop` is done first, which cancels it."""
     working = asyncio.ensure_future(work)
     try:
         await asyncio.wait((working, stop), return_when=asyncio.FIRST_COMPLETED)

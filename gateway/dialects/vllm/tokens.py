@@ -21,7 +21,7 @@ router = APIRouter(tags=["completions"])
 
 
 class TokenizeRequest(Strict):
-    """A text, or a conversation as a chat has it."""
+    """A text, or a chat's messages."""
 
     model: str | None = Field(default=None, description="default: the one that writes")
     prompt: str | None = None
@@ -46,7 +46,7 @@ def _opened(model: type[Strict]) -> dict[str, Any]:
 
 @router.post("/tokenize", openapi_extra=_opened(TokenizeRequest))
 async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> dict[str, Any]:
-    """Token ids of a text, or of messages as the chat template writes them."""
+    """Token ids of a text, or of messages in the chat template."""
     request = await read_json(http, TokenizeRequest, gateway.settings.request_timeout_s)
     if (request.prompt is None) == (request.messages is None):
         raise invalid("prompt", "send this or messages")

@@ -1,1 +1,1 @@
-"""Several processes that serve one port."""
+"""Worker processes that serve one port."""

@@ -1,4 +1,4 @@
-"""Requests that one process cannot answer alone: what the first one keeps, and what all of them know a part of."""
+"""Routes requests between worker processes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -15,9 +15,9 @@ from gateway.http.json_writer import error_response
 from gateway.http.workers import merge as merging
 from gateway.http.workers.worker import Worker
 
-# Jobs, answers that are remembered or go on by themselves, what is recorded, adapters: the first process has them all.
+# Only the first process has jobs, stored and background responses, profiles and adapters.
 _KEPT_BY_FIRST = (
-    "/ready",  # it is not, without the first
+    "/ready",  # no gateway is ready without its first process
     "/v1/videos",
     "/v1/responses",
     "/v1/conversations",
@@ -28,30 +28,25 @@ _KEPT_BY_FIRST = (
     "/v1/unload_lora_adapter",
 )
 _FIRST = 0
-# How each answer that is put together is: from the answers of all processes.
+# These paths need the answers of all processes, merged.
 _TOGETHER = {"/metrics": merging.metrics, "/v1/quartet/trace/": merging.trace}
 _OF_ONE_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer"}
 _CONNECT_S = 5.0
-# As many as come; an idle connection is left before the other side closes it, which it does after 5 s.
+# Idle connections close before the other side closes them, after 5 s.
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
 
 log = structlog.get_logger()
 
 
-class Forwarding:
-    """Serves what this process can, and asks the others for the rest.
-
-    Args:
-        app: this process.
-        worker: which it is.
-    """
+class WorkerRouter:
+    """Serves a request here, in the first worker, or in all of them."""
 
     def __init__(self, app: ASGIApp, worker: Worker) -> None:
         self._app, self._worker = app, worker
         self._clients: dict[int, httpx.AsyncClient] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["client"] is None:  # a sibling's: it came by this process's own socket
+        if scope["type"] != "http" or scope["client"] is None:  # a sibling's request, by this process's own socket
             await self._app(scope, receive, send)
             return
         path = scope["path"]
@@ -68,7 +63,6 @@ class Forwarding:
             await self._app(scope, receive, send)
 
     def _to(self, number: int) -> httpx.AsyncClient:
-        """A client of process `number`."""
         if number not in self._clients:
             transport = httpx.AsyncHTTPTransport(uds=str(self._worker.socket_of(number)), limits=_LIMITS)
             timeout = httpx.Timeout(None, connect=_CONNECT_S)
@@ -76,7 +70,7 @@ class Forwarding:
         return self._clients[number]
 
     async def _ask_all(self, scope: Scope) -> list[tuple[int, Response]]:
-        """(number, answer) of every process that can be reached."""
+        """(number, answer) of every worker that can be reached."""
 
         async def ask(number: int) -> tuple[int, Response] | None:
             try:
@@ -104,20 +98,20 @@ class Forwarding:
             async for piece in answer.aiter_raw():
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-        except httpx.TransportError as error:  # its client sees that it is cut short
+        except httpx.TransportError as error:  # the client sees a body that is cut short
             log.error("the first worker's answer broke off", path=scope["path"], error=str(error))
         finally:
             await answer.aclose()
 
 
 class _Client:
-    """What a client sends: the body first, and then, at some time, that it is gone."""
+    """A client's messages: first the body, later its disconnection."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive, self._is_read = receive, asyncio.Event()
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Its request's body, as it comes. Raises ClientGone."""
+        """Raises ClientGone."""
         more = True
         while more:
             message = await self._receive()
@@ -128,13 +122,12 @@ class _Client:
         self._is_read.set()
 
     async def receive_after_body(self) -> Message:
-        """The next message, once the body has been read."""
         await self._is_read.wait()
         return await self._receive()
 
 
 def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    """Those that are not about the one connection."""
+    """The headers that outlive one connection."""
     return [(name, value) for name, value in headers if name.lower() not in _OF_ONE_CONNECTION]
 
 

@@ -1,4 +1,4 @@
-"""What all processes of a gateway say together, made of what each of them says."""
+"""Merges the answers of all workers to one request."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,23 +8,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-# What each process says of the stages, not of itself: it is the same, and said once.
+# Metrics of the stages: each process reports the same values, so the first is enough.
 _OF_THE_STAGES = ("vllm:", "quartet_gateway_replicas", "quartet_gateway_replica_load")
 
 Answers = Sequence[tuple[int, Response]]
 
 
-class _Merged(Collector):
+class _MergedCollector(Collector):
     def __init__(self, families: dict[str, Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        """All of them."""
         yield from self._families.values()
 
 
 def metrics(answers: Answers) -> Response:
-    """The samples of all processes, each with its process's number as the label `worker`."""
+    """Merges all workers' samples; the label `worker` has the worker's number."""
     families: dict[str, Metric] = {}
     for number, answer in answers:
         for family in text_string_to_metric_families(bytes(answer.body).decode()):
@@ -38,12 +37,12 @@ def metrics(answers: Answers) -> Response:
                 own = {} if is_shared else {"worker": str(number)}
                 known.add_sample(sample.name, {**sample.labels, **own}, sample.value, sample.timestamp, sample.exemplar)
     registry = CollectorRegistry()
-    registry.register(_Merged(families))
+    registry.register(_MergedCollector(families))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def trace(answers: Answers) -> Response:
-    """The answer of the process that served the request: of those that know of it, the one that has most spans."""
+    """The answer with the most spans, that of the worker that served the request."""
     return max((answer for _, answer in answers), key=_spans)
 
 

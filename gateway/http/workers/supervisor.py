@@ -1,4 +1,4 @@
-"""Starts a gateway's processes, starts those anew that end by themselves, and ends with them."""
+"""Starts the gateway's workers and restarts those that end."""
 
 import contextlib
 import fcntl
@@ -25,10 +25,9 @@ log = structlog.get_logger()
 
 
 def supervise(settings: GatewaySettings) -> int:
-    """Runs the processes until SIGTERM or SIGINT, which they get as well; returns the exit status.
+    """Runs the workers until SIGTERM or SIGINT, and returns the exit status.
 
-    A process that ends before it has listened ends all: what is wrong with the settings is so for each of them.
-    """
+    A worker that ends before it listens ends all: its settings are wrong for each."""
     stopping = False
 
     def stop(*_: object) -> None:
@@ -63,8 +62,8 @@ def supervise(settings: GatewaySettings) -> int:
 
 @contextlib.contextmanager
 def _directory() -> Iterator[str]:
-    """What the processes share, around a block. Those of gateways that were killed are removed: they have what clients
-    said. A gateway holds a lock in its own as long as it lives, however it ends."""
+    """The workers' shared directory. Removes those of killed gateways, which hold clients' words; a living gateway
+    locks its own."""
     for left in Path(tempfile.gettempdir()).glob(f"{_DIRECTORY}*"):
         with contextlib.suppress(OSError), _locked(left):
             shutil.rmtree(left)
@@ -74,7 +73,7 @@ def _directory() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Raises OSError: somebody else holds it, or it is another user's."""
+    """Raises OSError: locked, or another user's."""
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -82,7 +81,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _processes(workers: list[Worker]) -> Iterator[dict[Worker, subprocess.Popen[bytes]]]:
-    """The running processes; at the end they finish what they have begun."""
+    """The running workers; they finish their requests on exit."""
     processes = {worker: _start(worker) for worker in workers}
     try:
         yield processes

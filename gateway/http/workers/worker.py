@@ -1,4 +1,4 @@
-"""One of the processes of a gateway that has several: which it is, and where the others are."""
+"""Identity and addresses of a worker process."""
 
 import json
 import os
@@ -6,19 +6,19 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# What the supervisor tells a process that it starts, in its environment.
+# Environment variable by which the supervisor gives a process its `Worker`.
 VARIABLE = "QUARTET_WORKER"
 
 
 @dataclass(frozen=True)
 class Worker:
-    """A process of the gateway.
+    """A worker process of the gateway.
 
     Attributes:
-        number: of it, from 0.
-        count: of the processes.
-        port: that all of them listen on.
-        directory: of their sockets and of what they share; for this user alone.
+        number: from 0.
+        count: of all workers.
+        port: shared by all.
+        directory: private; has their sockets and shared files.
     """
 
     number: int
@@ -28,31 +28,29 @@ class Worker:
 
     @classmethod
     def of_this_process(cls) -> "Worker | None":
-        """Which one this process is; None: it is no worker."""
-        told = os.environ.get(VARIABLE)
-        return None if told is None else cls(**json.loads(told))
+        """This process's worker; None if it is none."""
+        identity = os.environ.get(VARIABLE)
+        return None if identity is None else cls(**json.loads(identity))
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the one that keeps what only one can."""
+        """Whether this worker keeps what only one can."""
         return self.number == 0
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the process."""
         return os.environ | {VARIABLE: json.dumps(asdict(self))}
 
     @property
     def shared_file(self) -> Path:
-        """The database that the processes share."""
         return Path(self.directory) / "shared.sqlite"
 
     def socket_of(self, number: int) -> Path:
-        """The socket by which the others reach process `number`."""
+        """The socket by which other workers reach worker `number`."""
         return Path(self.directory) / f"{number}.sock"
 
     def listen(self, host: str) -> list[socket.socket]:
-        """The sockets that this process listens on: its share of the port's connections, and what the others ask."""
+        """Opens the shared port, and the socket for other workers."""
         own = self.socket_of(self.number)
         own.unlink(missing_ok=True)  # of the process that had this number before
         local = socket.socket(socket.AF_UNIX)
@@ -61,11 +59,7 @@ class Worker:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A socket bound to a port that nobody else has, by whose side processes of this user may listen.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """Binds a free port that processes of this user may share. Raises OSError: the port is taken."""
     with _bound(host, port, shared=False) as free:  # another gateway's port could be shared, too
         port = free.getsockname()[1]
     return _bound(host, port, shared=True)

@@ -10,17 +10,17 @@ import sys
 import time
 
 from quartet import Answer, Omni
-from quartet.messages import Options
+from quartet.messages import PromptOptions
 
 # Prompt i is that of i modulo THINGS. 1,000 take some three minutes on 2 cores.
 PROMPTS, THINGS = int(os.environ.get("QUARTET_TEST_PROMPTS", "64")), 4
-BRIEF: Options = {
+BRIEF: PromptOptions = {
     "max_tokens": 6,
     "temperature": 0.0,
     "speech": True,
     "quartet": {"talker": {"max_frames": 12, "seed": 1}},
 }
-ENDLESS: Options = {
+ENDLESS: PromptOptions = {
     "max_tokens": 100_000,
     "ignore_eos": True,
     "speech": True,

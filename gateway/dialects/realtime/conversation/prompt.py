@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import MAX_INLINE_BYTES, fill_tools
+from gateway.answers.jobs import MAX_INLINE_BYTES, MAX_START_BYTES, fill_tools
 from gateway.answers.request import Tool
 from gateway.answers.tools.calls import arguments_of
 from gateway.answers.tools.image import ImageGenerator
@@ -22,9 +22,7 @@ from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
 from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.run import Job, speech
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
-from services.common.rpc.channels import MAX_MESSAGE_BYTES
 
-_MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 _KEPT_PART = 0.75
 # Of the spectrograms that models hear.
 _HOP_SAMPLES = MODEL_RATE_HZ // 100
@@ -74,7 +72,7 @@ class Prompt:
         self._fill_tools(start)
         if not start.messages:
             raise ApiError(400, "there is nothing to answer: no instructions, and no items", None, "empty_conversation")
-        if start.ByteSize() > _MAX_START_BYTES:
+        if start.ByteSize() > MAX_START_BYTES:
             reason = "the conversation is longer than a request can be; delete items"
             raise ApiError(400, reason, None, "context_length_exceeded")
         starts: dict[str, Any] = {"thinker": start}

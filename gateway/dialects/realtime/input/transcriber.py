@@ -14,7 +14,7 @@ from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.languages import language_of
 from gateway.answers.transcription.request import TranscriptionRequest
-from gateway.answers.transcription.run import Transcription, to_transcribe
+from gateway.answers.transcription.run import TranscriptionRun, transcription_prompt
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.events import new_id
@@ -36,13 +36,13 @@ async def transcribe(
     instruction: str,
     sound: FileSound | LiveSound,
     send_delta: Callable[[str], None],
-) -> Transcription:
+) -> TranscriptionRun:
     """Transcribes one sound, as a request of its own in the stages and the log. Raises ApiError."""
     fields: dict[str, Any] = {"request_id": new_id("transcription")}
     try:
         # as of any request, the key's rate is counted last: what the gateway refuses does not use it up
         with gateway.admission.admit(), nullcontext() if key is None else key.request():
-            work = Transcription(gateway, request, instruction, sound, fields["request_id"], fields)
+            work = TranscriptionRun(gateway, request, instruction, sound, fields["request_id"], fields)
             async with aclosing(work.deltas()) as deltas:
                 async for delta in deltas:
                     send_delta(delta)
@@ -108,7 +108,7 @@ class Transcriber:
         request = TranscriptionRequest(model=self._model, prompt=settings.prompt)
         file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
         sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s)
-        instruction = to_transcribe(_language(settings.language))
+        instruction = transcription_prompt(_language(settings.language))
 
         def send_delta(delta: str) -> None:
             self._send(f"{_EVENTS}.delta", **_place(item), delta=delta)

@@ -1,4 +1,4 @@
-"""Prompts on their way through the stages: what the HTTP endpoints do, without HTTP."""
+"""Sends prompts through the stages, without HTTP."""
 
 import asyncio
 import logging
@@ -24,61 +24,52 @@ from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from gateway.validation import validated
-from quartet.answers import Answer, Collected, Event
+from quartet.answers import Answer, AnswerBuilder, Event
 from quartet.errors import Error, StartError, as_errors, as_start_errors, refused
 from quartet.media import Media, OwnFiles
-from quartet.messages import Options, members
-from quartet.system import Place
+from quartet.messages import PromptOptions, members
+from quartet.system import Deployment
 from services.common.rpc import tls
 from services.common.rpc.channels import Channels
 
-REACH_S = 10.0  # stages that run already have so long to say that they serve
-ATTEMPTS = 3  # of a prompt whose stage was lost: one that ends its stage each time must not do so for ever
+REACH_S = 10.0  # longest wait until running stages serve
+ATTEMPTS = 3  # a prompt that kills its stage each time must not do so forever
 _POLL_S = 0.1
-_FULL_S = 0.5  # until a queue that was full may have room
-_HEALTH_TIMEOUT_S = 10.0  # a stage that dies refuses connections at once; one that is only late is not down
-_UNLIMITED = 2**40
+_FULL_S = 0.5  # wait after a full queue
+_HEALTH_TIMEOUT_S = 10.0  # a dead stage refuses connections at once; a slow one is not down
 log = logging.getLogger("quartet")
 Result = TypeVar("Result")
 
 
-async def start(place: Place, concurrency: int, timeout_s: float) -> "Asking":
-    """Starts the stages, if they are to be, and connects to them. Raises StartError."""
-    if not structlog.is_configured():  # else it prints to stdout
+async def start(deployment: Deployment, concurrency: int, timeout_s: float) -> "Client":
+    """Starts the stages, if they are this process's own, and connects to them. Raises StartError."""
+    if not structlog.is_configured():  # its default prints to stdout
         _log_by_logging()
     with as_start_errors():
-        if place.started is not None:
-            await place.started.start()
-        config = load_pipeline(place.pipeline, dict(place.addresses))
-        credentials = _credentials(place.tls)
+        if deployment.processes is not None:
+            await deployment.processes.start()
+        config = load_pipeline(deployment.pipeline, dict(deployment.addresses))
+        credentials = _credentials(deployment.tls)
     settings = GatewaySettings(
-        pipeline=place.pipeline,
+        pipeline=deployment.pipeline,
         request_timeout_s=timeout_s,
         health_timeout_s=_HEALTH_TIMEOUT_S,
-        # What protects a server from strangers. What a stage can hold it says itself.
-        media_private_addresses=True,
-        media_max_parts=_UNLIMITED,
-        media_max_bytes=_UNLIMITED,
-        media_max_total_bytes=_UNLIMITED,
-        media_max_image_pixels=_UNLIMITED,
-        media_max_request_image_pixels=_UNLIMITED,
-        media_max_audio_s=_UNLIMITED,
-        media_max_video_s=_UNLIMITED,
     )
-    files = OwnFiles(settings)
+    # Limits protect a server from strangers. A stage says itself what it can hold.
+    files = OwnFiles(settings.media_limits.unlimited())
     gateway = await Gateway(settings, config, Channels(credentials), fetcher=files).__aenter__()
-    asked = Asking(gateway, files, place.started is not None, concurrency)
+    client = Client(gateway, files, deployment.processes is not None, concurrency)
     try:
         async with asyncio.timeout(REACH_S):
-            await asked.until_serving(gateway.pipeline.by_name.values())
+            await client.until_serving(gateway.pipeline.by_name.values())
     except TimeoutError:
         states = "; ".join(f"{name}: {stage.state}" for name, stage in gateway.pipeline.by_name.items())
-        await asked.close()
+        await client.close()
         raise StartError(f"address: the stages do not serve: {states}", "address", "stage_unavailable") from None
     except BaseException:
-        await asked.close()
+        await client.close()
         raise
-    return asked
+    return client
 
 
 def _credentials(files: Tls) -> tls.Credentials | None:
@@ -89,7 +80,7 @@ def _credentials(files: Tls) -> tls.Credentials | None:
 
 
 def _log_by_logging() -> None:
-    """Has the gateway's lines go to Python's own logging, as "quartet"; a library prints nothing by itself."""
+    """Sends log lines to the logger "quartet": a library prints nothing itself."""
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, structlog.processors.KeyValueRenderer(key_order=["event"])],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -97,14 +88,13 @@ def _log_by_logging() -> None:
     )
 
 
-class Asking:
-    """The stages, as they are asked.
+class Client:
+    """Requests answers from the stages.
 
     Args:
-        gateway: has been entered.
-        files: its fetcher.
-        restarts: whether a stage that is lost comes back, because it is ours.
-        concurrency: prompts under way at a time.
+        gateway: entered.
+        restarts: whether a lost stage comes back.
+        concurrency: prompts at a time.
     """
 
     def __init__(self, gateway: Gateway, files: OwnFiles, restarts: bool, concurrency: int) -> None:
@@ -113,41 +103,39 @@ class Asking:
         self._closed = False
 
     async def close(self) -> None:
-        """Ends what is under way and the connections."""
+        """Cancels all prompts and closes the connections."""
         if not self._closed:
             self._closed = True
             await self._gateway.__aexit__(None, None, None)
 
     @property
-    def _draws(self) -> bool:
-        """Whether its answers are pictures."""
+    def _makes_images(self) -> bool:
         return not self._gateway.pipeline.answer and self._gateway.pipeline.output("image") is not None
 
     async def until_serving(self, stages: Iterable[Stage]) -> None:
-        """Returns when all of them serve."""
         while not all(stage.serving for stage in stages):  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(_POLL_S)
 
-    def check(self, options: Options) -> None:
+    def check(self, options: PromptOptions) -> None:
         """Raises Error: an option is at fault whatever the prompt."""
         given, _ = members("", options, self._speaks_only)
         self._validated({**given, "messages": [{"role": "user", "content": "x"}]})
 
     @property
     def _speaks_only(self) -> bool:
-        return self._gateway.pipeline.config.outputs.text is None and not self._draws
+        return self._gateway.pipeline.config.outputs.text is None and not self._makes_images
 
     def _validated(self, given: dict[str, Any]) -> ChatCompletionRequest:
         main = self._gateway.model_of(self._gateway.pipeline.main) or ""
         with as_errors():
             return validated(ChatCompletionRequest, {**given, "model": main})
 
-    async def answer(self, prompt: Any, options: Options) -> Answer:
-        """The whole answer; a prompt whose stage was lost is asked again. Raises Error."""
+    async def answer(self, prompt: Any, options: PromptOptions) -> Answer:
+        """The whole answer; retries a prompt whose stage was lost. Raises Error."""
         async with self._places:
-            return await self._tried(lambda deadline: self._answer(prompt, options, deadline))
+            return await self._with_retries(lambda deadline: self._answer(prompt, options, deadline))
 
-    async def _answer(self, prompt: Any, options: Options, deadline: float) -> Answer:
+    async def _answer(self, prompt: Any, options: PromptOptions, deadline: float) -> Answer:
         last: Answer | None = None
         async with aclosing(self._events(prompt, options, deadline)) as events:
             async for event in events:
@@ -156,8 +144,8 @@ class Asking:
         assert last is not None
         return last
 
-    async def stream(self, prompt: Any, options: Options) -> AsyncGenerator[Event, None]:
-        """The answer as it comes. Raises Error."""
+    async def stream(self, prompt: Any, options: PromptOptions) -> AsyncGenerator[Event, None]:
+        """Raises Error."""
         async with self._places, aclosing(self._events(prompt, options, self._deadline())) as events:
             async for event in events:
                 yield event
@@ -165,8 +153,8 @@ class Asking:
     def _deadline(self) -> float:
         return time.monotonic() + self._gateway.settings.request_timeout_s
 
-    async def _tried(self, work: Callable[[float], Awaitable[Result]]) -> Result:
-        """The result of `work`, which is given the `time.monotonic()` at which its time is over."""
+    async def _with_retries(self, work: Callable[[float], Awaitable[Result]]) -> Result:
+        """The result of `work`, which gets its deadline in `time.monotonic()`."""
         deadline, losses = self._deadline(), 0
         while True:
             try:
@@ -183,49 +171,49 @@ class Asking:
                 except TimeoutError:
                     raise error from None
 
-    async def _events(self, prompt: Any, options: Options, deadline: float) -> AsyncGenerator[Event, None]:
+    async def _events(self, prompt: Any, options: PromptOptions, deadline: float) -> AsyncGenerator[Event, None]:
         given, files = members(prompt, options, self._speaks_only)
-        contents = [await asyncio.to_thread(media.file, place) for place, media, _ in files]
+        contents = [await asyncio.to_thread(media.file, field) for field, media, _ in files]
         request_id = uuid.uuid4().hex
         with self._files.holding(contents) as urls:
             for (_, _, member), url in zip(files, urls, strict=True):
                 member["url"] = url
             request = self._validated(given)
-            if self._draws:
-                yield await self._drawn(request, request_id, deadline)
+            if self._makes_images:
+                yield await self._image_answer(request, request_id, deadline)
                 return
-            collected = Collected(0, "", 0, rate_hz=self._rate_hz)
+            builder = AnswerBuilder(0, "", 0, rate_hz=self._rate_hz)
             with as_errors():
                 jobs = await to_jobs(self._gateway, request, request_id, None)
         with as_errors():
             left_s = max(0.0, deadline - time.monotonic())
             async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
                 async for _, event in events:
-                    collected.take(event)
-                    for told in collected.told(event):
-                        yield told
-        yield collected.answer(bool(request.logprobs))
+                    builder.take(event)
+                    for delta in builder.deltas(event):
+                        yield delta
+        yield builder.answer(bool(request.logprobs))
 
     @property
     def _rate_hz(self) -> int:
         code2wav = self._gateway.pipeline.info("code2wav")
         return code2wav.sample_rate_hz if code2wav is not None else 0
 
-    async def _drawn(self, request: ChatCompletionRequest, request_id: str, deadline: float) -> Answer:
+    async def _image_answer(self, request: ChatCompletionRequest, request_id: str, deadline: float) -> Answer:
         stage = self._image_stage()
         with as_errors():
             request.model = self._gateway.model_of(stage) or ""
             generation = await ImageChat(self._gateway, request, stage).generation(request_id, deadline, {})
-            images = await _pictures(generation)
+            images = await _to_pillow(generation)
             return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
 
     async def images(self, prompt: str, images: Sequence[Any], mask: Any, options: dict[str, Any]) -> list[Image.Image]:
-        """Pictures. Raises Error."""
+        """Raises Error."""
         stage = self._image_stage()
         with as_errors():
             request = validated(ImageRequest, {**options, "prompt": prompt})
         if request.stream or request.partial_images:
-            raise refused("stream", "the pictures come when they are finished; leave it out")
+            raise refused("stream", "the images come when they are finished; leave it out")
         names = [f"images[{i}]" for i in range(len(images))] + (["mask"] if mask is not None else [])
         given = [*images, *([mask] if mask is not None else [])]
         parts = [each if isinstance(each, Media) else Media("image", each) for each in given]
@@ -239,17 +227,17 @@ class Asking:
             with as_errors():
                 request.model = self._gateway.model_of(stage)
                 generation = await to_generation(self._gateway, request, loaded, hole, uuid.uuid4().hex, deadline, {})
-                return await _pictures(generation)
+                return await _to_pillow(generation)
 
         async with self._places:
-            return await self._tried(work)
+            return await self._with_retries(work)
 
     def _image_stage(self) -> Stage:
         with as_errors():
             return self._gateway.stage_for("image", None)
 
 
-async def _pictures(generation: ImageGeneration) -> list[Image.Image]:
+async def _to_pillow(generation: ImageGeneration) -> list[Image.Image]:
     async with aclosing(generation.finished()) as finished:
-        made = {picture.output: Image.fromarray(picture.pixels) async for picture in finished}
+        made = {image.output: Image.fromarray(image.pixels) async for image in finished}
     return [made[i] for i in sorted(made)]
