@@ -89,6 +89,7 @@ lint: $(READY) docs  ## what the gate checks besides the tests
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python scripts/wrap_documents.py
 	$(BIN)/buf format -w protos
 
 protos: $(READY)  ## generates the stubs again
