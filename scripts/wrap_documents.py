@@ -19,7 +19,7 @@ _STARTS_A_BLOCK = re.compile(r"(?:[-*+]|\d+\.|#+|\|)$")
 
 def documents() -> list[Path]:
     """Every page of the repository."""
-    folders = ("docs", "deploy", "examples", "benchmarks", "training", "tests")
+    folders = ("docs", "deploy", "examples", "benchmarks", "services", "training", "tests")
     return sorted([*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))])
 
 
