@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.peers import speak as peer
 from benchmarks.peers.chat import in_line
 from benchmarks.speech import Run, console, load_gateway, target, write_json
 from benchmarks.traffic.answer import Answer, Prompt
@@ -27,7 +28,6 @@ from benchmarks.traffic.load import PROMPTS
 from benchmarks.traffic.report import show
 from cli.plan import LaunchError
 from gateway.pipelines import SHIPPED
-from tests.support.stage.shm import peer
 
 MOST_APART = 2  # steps of PCM16 between sides that say the same: float32 sums in another order
 

@@ -20,7 +20,7 @@ release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["projec
 root_doc = "docs/index"
 include_patterns = [
     *("*.md", "docs/**.md", "deploy/**.md"),
-    *(f"{folder}/*.md" for folder in ("examples", "benchmarks", "tests/clients", "training")),
+    *(f"{folder}/*.md" for folder in ("examples", "benchmarks", "tests", "tests/clients", "training")),
 ]
 # Hidden folders, what is built, and whatever else lies in a checkout are not even looked into.
 _PLACES = {"docs", "deploy", "examples", "benchmarks", "tests", "training"}

@@ -15,6 +15,7 @@ PAGES = [
     *ROOT.glob("examples/*.md"),
     ROOT / "SECURITY.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "tests/README.md",
 ]
 CODE = r"`((?:services|gateway|cli|protos|tests|examples|docs|scripts|deploy)/[^`\s<>]+\.\w+|\.ci/run)`"
 
@@ -35,6 +36,14 @@ def test_the_page_of_a_whole_stage_names_the_file_of_each_step() -> None:
     rows = [line for line in PAGES[0].read_text().splitlines() if re.match(r"\| (?!step|---)", line)]
     assert len(rows) >= 15
     assert [row for row in rows if not re.search(CODE, row.rpartition(" | ")[2])] == []
+
+
+def test_the_page_of_the_tests_names_fixtures_that_exist() -> None:
+    tables = re.findall(r"\| fixture \|.*\n\|[-|]+\n((?:\|.*\n)*)", (ROOT / "tests/README.md").read_text())
+    fixtures = set(re.findall(r"^\| `(\w+)` \|", "".join(tables), re.MULTILINE))
+    assert len(fixtures) >= 10
+    conftests = "".join(path.read_text() for path in ROOT.glob("tests/**/conftest.py"))
+    assert fixtures <= set(re.findall(r"^(?:async )?def (\w+)\(", conftests, re.MULTILINE))
 
 
 def test_every_decision_is_listed() -> None:

@@ -8,14 +8,7 @@ from itertools import pairwise
 import pytest
 
 from gateway.dialects.realtime.conversation.conversation import ROOT, Conversation, ConversationLimits
-from gateway.dialects.realtime.conversation.items import (
-    Item,
-    SampledAnswer,
-    message,
-    parse_item,
-    parse_items,
-    spoken,
-)
+from gateway.dialects.realtime.conversation.items import Item, SampledAnswer, message, parse_item, parse_items, spoken
 from gateway.dialects.realtime.conversation.prompt import Prompt
 from gateway.dialects.realtime.conversation.truncation import spoken_text
 from gateway.dialects.realtime.events import RealtimeError
