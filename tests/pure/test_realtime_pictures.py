@@ -75,6 +75,19 @@ async def test_a_picture_that_cannot_be_made_is_told_and_the_answer_goes_on(pain
     assert thinker.requests[1].messages[-1].content[0].text.startswith("The picture could not be made: ")
 
 
+async def test_all_turns_share_the_time_of_a_request() -> None:
+    """Each turn alone is within the time; both are not."""
+    async with running(PIPELINE, hosted_tools=["image_generation"], request_timeout_s=1.0) as gateway:
+        gateway.scripts["thinker"].takes_s = lambda: 0.7
+        gateway.scripts["thinker"].calls = [DRAW]
+        async with session(gateway) as client:
+            await client.ask("session.update", "session.updated", session={"tools": [TOOL]})
+            await client.say("draw a cat")
+            events = await client.respond()
+    done = events[-1]["response"]
+    assert (done["status"], done["status_details"]["error"]["code"]) == ("failed", "deadline_exceeded")
+
+
 async def test_a_function_of_the_client_ends_the_answer(painter: Running) -> None:
     painter.scripts["thinker"].calls = [DRAW, ("lamp", '{"on": true}')]
     async with session(painter) as client:

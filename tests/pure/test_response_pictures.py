@@ -93,6 +93,21 @@ async def test_the_most_calls_of_tools_end_them(painter: Running) -> None:
     assert [[tool.name for tool in start.tools] for start in thinker.requests][-1] == ["lamp"]
 
 
+async def test_calls_of_one_turn_count_towards_the_most(painter: Running) -> None:
+    thinker, dit = painter.scripts["thinker"], painter.scripts["dit"]
+    thinker.calls = [[("image_generation", '{"prompt": "a"}'), ("image_generation", '{"prompt": "b"}')]]
+    response = await create(painter, tools=[TOOL], max_tool_calls=1)
+    assert [(item.type, item.status) for item in response.output[:2]] == [
+        ("image_generation_call", "completed"),
+        ("image_generation_call", "failed"),
+    ]
+    assert [request.prompt for request in dit.requests] == ["a"]
+    assert response.output[2].content[0].text == TEXT
+    first, second = [part.content[0].text for part in thinker.requests[1].messages if part.role == "tool"]
+    assert "was made" in first
+    assert "1 calls of tools that run here are the most of a request" in second
+
+
 async def test_cancelling_while_a_picture_is_made_ends_that(painter: Running) -> None:
     thinker, dit = painter.scripts["thinker"], painter.scripts["dit"]
     thinker.calls = [("image_generation", '{"prompt": "x", "action": "generate"}')]

@@ -35,7 +35,8 @@ class Script:
         ids_reusable: what a thinker says of the answer's token ids.
         thought: pieces of what a thinker thinks before it answers.
         takes_s: how long a call takes, beside.
-        calls: (name, arguments) of functions that the next answers call, one each; those after them are text.
+        calls: (name, arguments) of functions that the next answers call, one each, or a list of them that an answer
+            calls together; the answers after them are text.
         missing: a directory that no adapter can be loaded from.
     """
 
@@ -44,7 +45,7 @@ class Script:
     hold: bool = False
     logprobs: bool = False
     tool_call: bool = False
-    calls: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[tuple[str, str] | list[tuple[str, str]]] = field(default_factory=list)
     too_long: bool = False
     ids_reusable: bool = True
     thought: Sequence[str] = ()

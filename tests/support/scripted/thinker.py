@@ -95,9 +95,15 @@ def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb
     if script.tool_call:
         return _call("call_1", "lamp", '{"on":', "true}"), thinker_pb2.FINISH_REASON_TOOL_CALLS
     if script.calls:
-        name, arguments = script.calls.pop(0)
-        half = len(arguments) // 2
-        called = _call(f"call_{name}", name, arguments[:half], arguments[half:])
+        given = script.calls.pop(0)
+        called = list[thinker_pb2.GenerateDelta]()
+        for index, (name, arguments) in enumerate(given if isinstance(given, list) else [given]):
+            half = len(arguments) // 2
+            called += _call(
+                f"call_{name}_{index}" if index else f"call_{name}", name, arguments[:half], arguments[half:]
+            )
+            for delta in called[-3:]:
+                delta.tool_calls[0].index = index
         return called, thinker_pb2.FINISH_REASON_TOOL_CALLS
     deltas = [thinker_pb2.GenerateDelta(text=text, token_ids=[i]) for i, text in enumerate(PIECES)]
     if script.logprobs:
@@ -109,10 +115,10 @@ def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb
     return deltas, thinker_pb2.FINISH_REASON_LENGTH if script.too_long else thinker_pb2.FINISH_REASON_STOP
 
 
-def _call(call_id: str, name: str, *arguments: str) -> list[thinker_pb2.GenerateDelta]:
+def _call(call_id: str, name: str, *arguments: str, index: int = 0) -> list[thinker_pb2.GenerateDelta]:
     """A call whose arguments come in pieces."""
-    calls = [thinker_pb2.ToolCallDelta(index=0, id=call_id, name=name)]
-    calls += [thinker_pb2.ToolCallDelta(index=0, arguments_json=piece) for piece in arguments]
+    calls = [thinker_pb2.ToolCallDelta(index=index, id=call_id, name=name)]
+    calls += [thinker_pb2.ToolCallDelta(index=index, arguments_json=piece) for piece in arguments]
     return [thinker_pb2.GenerateDelta(token_ids=[i], tool_calls=[call]) for i, call in enumerate(calls)]
 
 
