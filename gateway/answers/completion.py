@@ -1,6 +1,5 @@
 """Prompts that no chat template writes, as texts or token ids: their answers, and the thinker's tokenizer."""
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
@@ -8,14 +7,14 @@ from typing import Any
 
 import grpc
 
-from gateway import metrics
 from gateway.answers.answer import WholeAnswer, usage
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import refuse_large, sampling_of
+from gateway.answers.meter import Meter
 from gateway.answers.raw_speech import RawSpeech
 from gateway.answers.request import WriterSampling
 from gateway.errors import ApiError, from_error, invalid
-from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptTokens, TextDelta
+from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptTokens, TextDelta
 from gateway.pipeline.run import Job, run, speech
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
 from services.common.errors import StageError
@@ -28,7 +27,7 @@ Step = tuple[WholeAnswer, PromptTokens | TextDelta | CodesDelta | AudioDelta | N
 _TALKERS = {"audio.voice": "speech.voice", "quartet.talker.": "speech.sampling_params."}
 
 
-class RawExchange:
+class CompletionRun:
     """Answers to raw prompts, in text and speech.
 
     Args:
@@ -41,7 +40,7 @@ class RawExchange:
         max_tokens: of each answer; None: up to the longest context.
         field: what the request calls its prompts.
         media: files that follow the prompt, where there is one.
-        heard: how it is spoken; None: it is not.
+        raw_speech: how answers are spoken; None: they are text.
 
     Attributes:
         answers: those to the first prompt first.
@@ -62,38 +61,36 @@ class RawExchange:
         max_tokens: int | None,
         field: str,
         media: Sequence[bytes] = (),
-        heard: RawSpeech | None = None,
+        raw_speech: RawSpeech | None = None,
     ) -> None:
         gateway.stage_for("text", model, takes_loras=True)
         if count > gateway.settings.max_choices:
             raise invalid("n", f"at most {gateway.settings.max_choices} answers to a prompt")
         self._gateway, self._sampling, self._prompts, self._count = gateway, sampling, prompts, count
         self._lora, self._max_tokens, self._field, self._media = gateway.lora_of(model, lora), max_tokens, field, media
-        self._heard = heard
-        self._request_id, self._log, self._deadline = state.request_id, state.log, state.deadline
-        self._arrived = time.monotonic()
+        self._speech = raw_speech
+        self._meter = Meter.of(state, gateway.settings.request_timeout_s)
         self.answers = [WholeAnswer(i, "", 0) for i in range(len(prompts) * count)]
-        self._log["answers"] = len(self.answers)
+        self._meter.log["answers"] = len(self.answers)
         if sampling.seed is not None and sampling.seed + len(self.answers) > 2**63:
             raise invalid("seed", f"each answer's is one more: at most {2**63 - len(self.answers)} for so many")
 
     async def events(self, top_logprobs: int | None, prompt_logprobs: int | None = None) -> AsyncGenerator[Step, None]:
-        """What is written, as it is.
+        """Yields the answers' events.
 
         Args:
-            top_logprobs: alternatives to tell of each token; None: no log-probabilities.
-            prompt_logprobs: the same of the prompt's, which the first answer to each prompt gets.
+            top_logprobs: alternatives for each token; None: no log-probabilities.
+            prompt_logprobs: the same for the prompt's tokens; the first answer to each prompt has them.
 
         Raises:
             ApiError: as a chat's, with the field that has the prompts.
         """
         jobs = [self._job(i, top_logprobs, prompt_logprobs) for i in range(len(self.answers))]
-        left_s = max(0.0, self._deadline - time.monotonic())
         try:
-            async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
+            async with aclosing(run(self._gateway.pipeline, jobs, self._meter.left_s)) as events:
                 async for index, event in events:
                     self.answers[index].take(event)
-                    self._observe(event)
+                    self._meter.observe(event)
                     if isinstance(event, PromptTokens | TextDelta | CodesDelta | AudioDelta):
                         yield self.answers[index], event
                     elif isinstance(event, Finished):
@@ -115,17 +112,18 @@ class RawExchange:
             lora=self._lora,
         )
         refuse_large(start, self._field)
-        name = self._request_id if len(self.answers) == 1 else f"{self._request_id}-{index}"
+        request_id = self._meter.request_id
+        name = request_id if len(self.answers) == 1 else f"{request_id}-{index}"
         return Job(name, {"thinker": start} | self._spoken(index), self._media)
 
     def _spoken(self, index: int) -> dict[str, Any]:
         """Start messages of the stages that speak answer `index`."""
-        if self._heard is None:
+        if self._speech is None:
             return {}
-        speak = deepcopy(self._heard.start)
+        speak = deepcopy(self._speech.start)
         speak.sampling.seed += index
         starts = speech(speak)
-        return starts if self._heard.audio else {"talker": starts["talker"]}
+        return starts if self._speech.audio else {"talker": starts["talker"]}
 
     def _in_own_terms(self, error: ApiError) -> ApiError:
         if (param := error.param) is None:
@@ -133,18 +131,12 @@ class RawExchange:
         own = self._field if param.split(".")[0] == "prompt" else param
         if param == "prompt_logprobs":
             own = "echo" if self._field == "prompt" else f"sampling_params.{param}"
-        if self._heard is not None:
+        if self._speech is not None:
             own = self._field if param == "messages" else own
             for chats, ours in _TALKERS.items():
                 own = ours + own.removeprefix(chats) if own.startswith(chats) else own
-        error.message, error.param = own + error.message.removeprefix(param), own
+        error.rename(own)
         return error
-
-    def _observe(self, event: Event) -> None:
-        if isinstance(event, TextDelta) and event.delta.token_ids:
-            metrics.came(metrics.TTFT, time.monotonic() - self._arrived, self._log)
-        elif isinstance(event, AudioDelta):
-            metrics.came(metrics.TTFA, time.monotonic() - self._arrived, self._log)
 
     def usage(self) -> dict[str, Any]:
         """Tokens of all prompts and answers, as far as they have come; of answers that have ended codec frames, too."""
@@ -158,19 +150,13 @@ class RawExchange:
             "completion_tokens": written,
             "total_tokens": read + written,
             "prompt_tokens_details": {"cached_tokens": cached},
-            **({} if self._heard is None else {"completion_tokens_details": told["completion_tokens_details"]}),
+            **({} if self._speech is None else {"completion_tokens_details": told["completion_tokens_details"]}),
         }
 
     def _count_tokens(self) -> None:
         read, details = self.usage()["prompt_tokens"], usage(self.answers)["completion_tokens_details"]
-        metrics.PROMPT_TOKENS.inc(read)
-        metrics.TEXT_TOKENS.inc(details["text_tokens"])
-        self._log |= {"prompt_tokens": read, "text_tokens": details["text_tokens"]}
-        if self._heard is not None:
-            self._log["frames"] = details["audio_tokens"]
-        for answer in self.answers:
-            if answer.audio_bytes:
-                metrics.spoken(answer.audio_s, time.monotonic() - self._arrived)
+        self._meter.count(read, details["text_tokens"], None if self._speech is None else details["audio_tokens"])
+        self._meter.count_speech(self.answers)
 
 
 async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, message: Any, field: str) -> Any:
@@ -192,7 +178,7 @@ async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, messag
     except StageError as error:
         told = from_error("thinker", error)
         if told.param in ("token_ids", "text"):
-            told.message, told.param = field + told.message.removeprefix(told.param), field
+            told.rename(field)
         raise told from error
 
 

@@ -66,6 +66,5 @@ class ImageChat:
         except ApiError as error:
             param = error.param
             if param is not None and param not in _OWN_NAME and not param.startswith("messages"):
-                error.param = self._prompt_field if param == "prompt" else f"quartet.dit.{param}"
-                error.message = error.param + error.message.removeprefix(param)
+                error.rename(self._prompt_field if param == "prompt" else f"quartet.dit.{param}")
             raise

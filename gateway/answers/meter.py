@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from gateway import metrics
 from gateway.answers.answer import Answer, usage
@@ -25,6 +25,11 @@ class Meter:
     timeout_s: float
     log: dict[str, Any] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, state: Any, timeout_s: float) -> Self:
+        """The meter of an HTTP request: `state` has its `request_id`, `log` and `deadline`."""
+        return cls(state.request_id, timeout_s, state.log, state.deadline - timeout_s)
 
     @property
     def deadline(self) -> float:

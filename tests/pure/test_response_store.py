@@ -125,5 +125,5 @@ async def _held(gateway: Running) -> str:
     thinker.hold, thinker.after = True, 2
     made = await create(gateway, background=True)
     await asyncio.wait_for(thinker.holding.wait(), 60)
-    await gateway.until(lambda: gateway.app.state.responses._background[made.id].exchange.output)
+    await gateway.until(lambda: gateway.app.state.responses._background[made.id].run.output)
     return made.id

@@ -71,7 +71,7 @@ class _BaseRun:
 
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
         self._gateway, self._request = gateway, request
-        self._meter = Meter(state.request_id, gateway.settings.request_timeout_s, state.log)
+        self._meter = Meter.of(state, gateway.settings.request_timeout_s)
         self._head = {"id": f"chatcmpl-{state.request_id}", "created": int(time.time()), "model": request.model}
         self._meter.log["stream"] = bool(request.stream)
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.answer import WholeAnswer, logprobs
-from gateway.answers.completion import RawExchange, detokenize
+from gateway.answers.completion import CompletionRun, detokenize
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
@@ -101,7 +101,7 @@ class Completions:
         self._gateway, self._request = gateway, request
         self._prompts = request.prompts
         most = request.max_tokens or _DEFAULT_TOKENS
-        self._exchange = RawExchange(
+        self._exchange = CompletionRun(
             gateway, request, http.state, self._prompts, request.model, request.lora, request.n or 1, most, "prompt"
         )
         created = int(time.time())

@@ -9,10 +9,10 @@ from gateway.answers.jobs import to_jobs
 from gateway.answers.request import Tool
 from gateway.answers.tools.events import ToolEvent
 from gateway.answers.turn import ToolCall, Turn
-from gateway.dialects.responses.asked import Asked
 from gateway.dialects.responses.messages import Messages, chat_request, in_items_terms, last_picture
 from gateway.dialects.responses.output import OutputItem
 from gateway.dialects.responses.parts import Item
+from gateway.dialects.responses.spec import ResponseSpec
 from gateway.pipeline.run import Job
 
 
@@ -21,38 +21,38 @@ class ResponseDialog:
 
     Args:
         gateway: the gateway.
-        asked: what the response is to be.
+        spec: what the response is to be.
         outputs: its items; they grow.
     """
 
-    def __init__(self, gateway: Gateway, asked: Asked, outputs: Sequence[OutputItem]) -> None:
-        self._gateway, self._asked, self._outputs = gateway, asked, outputs
-        self._context = [*asked.earlier, *((f"input[{i}]", item) for i, item in enumerate(asked.items))]
+    def __init__(self, gateway: Gateway, spec: ResponseSpec, outputs: Sequence[OutputItem]) -> None:
+        self._gateway, self._spec, self._outputs = gateway, spec, outputs
+        self._context = [*spec.earlier, *((f"input[{i}]", item) for i, item in enumerate(spec.items))]
         self._added = 0  # outputs that the context has
         self._messages, self._places = Messages(sees_images=False), list[str]()
 
     async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
         """See `Dialog`."""
-        asked, tools = self._asked, self._asked.tools
+        spec, tools = self._spec, self._spec.tools
         self._context += self._new()
         self._added = len(self._outputs)
         thinker = self._gateway.pipeline.info("thinker")
         messages = self._messages = Messages(sees_images=thinker is not None and "image" in thinker.input_modalities)
         offered, self._places = self._offered(offers_tools)
-        if asked.request.instructions:
-            said = [{"type": "input_text", "text": asked.request.instructions}]
+        if spec.request.instructions:
+            said = [{"type": "input_text", "text": spec.request.instructions}]
             messages.add("instructions", {"type": "message", "role": "system", "content": said})
         for place, item in self._context:
             messages.add(place, item)
         choice = tools.choice if offered and is_first else None
-        chat = chat_request(asked.request, messages.messages, offered, choice)
-        (job,) = await to_jobs(self._gateway, chat, request_id, asked.owner)
+        chat = chat_request(spec.request, messages.messages, offered, choice)
+        (job,) = await to_jobs(self._gateway, chat, request_id, spec.owner)
         return replace(job, conversation_id=self._conversation_id)
 
     def shorten(self) -> bool:
         """Leaves out the oldest quarter of the items, the last one never; whether that is done."""
         count = max(1, (len(self._context) - 1) // 4)
-        if self._asked.request.truncation != "auto" or len(self._context) <= count:
+        if self._spec.request.truncation != "auto" or len(self._context) <= count:
             return False
         kept = self._context[count:]
         called = {item["call_id"] for _, item in kept if item["type"] == "function_call"}
@@ -80,7 +80,7 @@ class ResponseDialog:
 
     def _offered(self, with_hosted: bool) -> tuple[list[Tool], list[str]]:
         """(tools that the model may call now, where in the request each is)."""
-        tools = self._asked.tools
+        tools = self._spec.tools
         offered, places = list(tools.functions), list(tools.places)
         for tool, place in tools.hosted.values() if with_hosted else ():
             offered.append(tool.function())
@@ -90,6 +90,6 @@ class ResponseDialog:
     @property
     def _conversation_id(self) -> str:
         """Key that routes all turns of a conversation to one thinker; "": the prompt decides."""
-        request = self._asked.request
+        request = self._spec.request
         name = request.conversation.id if request.conversation else request.prompt_cache_key
-        return f"{self._asked.owner or ''}/{name}" if name else ""
+        return f"{self._spec.owner or ''}/{name}" if name else ""

@@ -10,10 +10,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
-from gateway.dialects.responses.exchange import Exchange
 from gateway.dialects.responses.listing import Page, listed, read_query
-from gateway.dialects.responses.output import Told
+from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.responses import Responses, storing
+from gateway.dialects.responses.run import ResponseRun
 from gateway.dialects.responses.schema import InputTokensRequest, ResponseRequest
 from gateway.errors import from_error, invalid
 from gateway.http.connection import LAST_WORD_S, EventStream, admitted, key_of, named_sse, owner_of, while_connected
@@ -42,38 +42,38 @@ async def create_response(http: Request, gateway: Annotated[Gateway, Depends(adm
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, ResponseRequest, limit_s)
     responses = responses_of(http)
-    exchange = await responses.ask(request, http.state.request_id, key_of(http), http.state.log)
+    run = await responses.ask(request, http.state.request_id, key_of(http), http.state.log)
     if request.background:
-        return await _in_background(http, gateway, responses, exchange)
+        return await _in_background(http, gateway, responses, run)
     if request.stream:
-        return EventStream(_stream(exchange.events()), limit_s + LAST_WORD_S)
-    return await while_connected(http.receive, _whole(exchange))
+        return EventStream(_stream(run.events()), limit_s + LAST_WORD_S)
+    return await while_connected(http.receive, _whole(run))
 
 
-async def _in_background(http: Request, gateway: Gateway, responses: Responses, exchange: Exchange) -> Response:
-    exchange.asked.log = dict(exchange.asked.log)  # a log line of its own, at its end
+async def _in_background(http: Request, gateway: Gateway, responses: Responses, run: ResponseRun) -> Response:
+    run.spec.log = dict(run.spec.log)  # a log line of its own, at its end
     with ExitStack() as place:  # held while it runs; this request's own place is released before
         try:
             place.enter_context(gateway.admission.admit())
         except QueueFull as error:
             raise from_error("gateway", error) from None
-        running = await responses.begin(exchange, place.pop_all())
+        running = await responses.begin(run, place.pop_all())
         running.task.add_done_callback(lambda _, held=http.state.place.pop_all(): held.close())
-    if exchange.asked.request.stream:
+    if run.spec.request.stream:
         return EventStream(_stream(running.events(-1)), gateway.settings.request_timeout_s + LAST_WORD_S)
-    return Json(exchange.public())
+    return Json(run.public())
 
 
-async def _whole(exchange: Exchange) -> Response:
-    async with aclosing(exchange.events()) as events:
+async def _whole(run: ResponseRun) -> Response:
+    async with aclosing(run.events()) as events:
         async for event in events:
             last = event
-    if last["type"] == "response.failed" and (error := exchange.error) is not None:
+    if last["type"] == "response.failed" and (error := run.error) is not None:
         raise error
     return await asyncio.to_thread(Json, last["response"])  # it may have megabytes of images
 
 
-async def _stream(events: AsyncGenerator[Told, None]) -> AsyncGenerator[bytes, None]:
+async def _stream(events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(events) as told:
         async for event in told:
             yield named_sse(event)
@@ -94,8 +94,8 @@ async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(
 
 
 async def _count(http: Request, request: ResponseRequest) -> Response:
-    exchange = await responses_of(http).ask(request, http.state.request_id, key_of(http), http.state.log)
-    return Json({"object": "response.input_tokens", "input_tokens": await exchange.count()})
+    run = await responses_of(http).ask(request, http.state.request_id, key_of(http), http.state.log)
+    return Json({"object": "response.input_tokens", "input_tokens": await run.count()})
 
 
 @router.get("/v1/responses/{response_id}", response_model=None)

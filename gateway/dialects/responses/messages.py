@@ -175,14 +175,14 @@ def chat_request(
     )
 
 
-def _format(asked: TextFormat | None) -> JsonObjectFormat | JsonSchemaFormat | None:
-    if asked is None or asked.type == "text":
+def _format(text_format: TextFormat | None) -> JsonObjectFormat | JsonSchemaFormat | None:
+    if text_format is None or text_format.type == "text":
         return None
-    if asked.type == "json_object":
+    if text_format.type == "json_object":
         return JsonObjectFormat(type="json_object")
-    if asked.json_schema is None:
+    if text_format.json_schema is None:
         raise invalid("text.format.schema", "required, but missing", "missing_required_parameter")
-    schema = JsonSchema.model_validate({"name": asked.name or "schema", "schema": asked.json_schema})
+    schema = JsonSchema.model_validate({"name": text_format.name or "schema", "schema": text_format.json_schema})
     return JsonSchemaFormat(type="json_schema", json_schema=schema)
 
 

@@ -9,7 +9,7 @@ from gateway.dialects.responses.items import new_id
 from gateway.dialects.responses.messages import sealed
 from gateway.dialects.responses.parts import Item
 
-Told = dict[str, Any]
+ResponseEvent = dict[str, Any]
 """An event of a stream, in OpenAI's form, without its sequence number."""
 
 
@@ -25,15 +25,15 @@ class OutputItem:
         self.index, self.item = index, item
         self.is_open = True
 
-    def event(self, kind: str, **members: Any) -> Told:
+    def event(self, kind: str, **members: Any) -> ResponseEvent:
         """An event about the item."""
         return {"type": f"response.{kind}", "item_id": self.item["id"], "output_index": self.index, **members}
 
-    def open(self) -> Iterator[Told]:
+    def open(self) -> Iterator[ResponseEvent]:
         """The item begins."""
         yield {"type": "response.output_item.added", "output_index": self.index, "item": dict(self.item)}
 
-    def close(self, status: str) -> Iterator[Told]:
+    def close(self, status: str) -> Iterator[ResponseEvent]:
         """The item ends, "completed", "incomplete" or "failed"; nothing if it has."""
         if self.is_open:
             self.is_open = False
@@ -41,7 +41,7 @@ class OutputItem:
             self.item["status"] = status
             yield {"type": "response.output_item.done", "output_index": self.index, "item": dict(self.item)}
 
-    def _last_words(self) -> Iterator[Told]:
+    def _last_words(self) -> Iterator[ResponseEvent]:
         yield from ()
 
 
@@ -54,19 +54,19 @@ class MessageOutput(OutputItem):
         self._part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._transcribed = 0
 
-    def open(self) -> Iterator[Told]:
+    def open(self) -> Iterator[ResponseEvent]:
         """The message and its text begin."""
         yield from super().open()
         part = dict(self._part, logprobs=[])
         yield self.event("content_part.added", content_index=0, part=part)
 
-    def text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[Told]:
+    def text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[ResponseEvent]:
         """More text."""
         self._part["text"] += text
         self._part["logprobs"] += logprobs
         yield self.event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
-    def sound(self, audio_base64: str) -> Iterator[Told]:
+    def sound(self, audio_base64: str) -> Iterator[ResponseEvent]:
         """More sound, if there is any, and the text since the piece before it."""
         if audio_base64:
             yield {"type": "response.audio.delta", "delta": audio_base64}
@@ -75,14 +75,14 @@ class MessageOutput(OutputItem):
             yield {"type": "response.audio.transcript.delta", "delta": text[self._transcribed :]}
             self._transcribed = len(text)
 
-    def sounded(self, audio: dict[str, Any]) -> Iterator[Told]:
+    def sounded(self, audio: dict[str, Any]) -> Iterator[ResponseEvent]:
         """The sound is complete: `audio` says what it is, and has its file, if it is told in one piece."""
         yield from self.sound("")
         yield {"type": "response.audio.done"}
         yield {"type": "response.audio.transcript.done"}
         self.item["content"] = [self._part, {"type": "output_audio", "transcript": self._part["text"], **audio}]
 
-    def _last_words(self) -> Iterator[Told]:
+    def _last_words(self) -> Iterator[ResponseEvent]:
         text, logprobs = self._part["text"], self._part["logprobs"]
         yield self.event("output_text.done", content_index=0, text=text, logprobs=logprobs)
         yield self.event("content_part.done", content_index=0, part=self._part)
@@ -96,18 +96,18 @@ class ReasoningOutput(OutputItem):
         super().__init__(index, {"id": new_id("rs"), "type": "reasoning", "summary": [], "status": "in_progress"})
         self._text, self._seals = "", seals
 
-    def open(self) -> Iterator[Told]:
+    def open(self) -> Iterator[ResponseEvent]:
         """The thought begins."""
         yield from super().open()
         part = {"type": "reasoning_text", "text": ""}
         yield self.event("content_part.added", content_index=0, part=part)
 
-    def text(self, text: str) -> Iterator[Told]:
+    def text(self, text: str) -> Iterator[ResponseEvent]:
         """More of it."""
         self._text += text
         yield self.event("reasoning_text.delta", content_index=0, delta=text)
 
-    def _last_words(self) -> Iterator[Told]:
+    def _last_words(self) -> Iterator[ResponseEvent]:
         part = {"type": "reasoning_text", "text": self._text}
         yield self.event("reasoning_text.done", content_index=0, text=self._text)
         yield self.event("content_part.done", content_index=0, part=part)
@@ -123,12 +123,12 @@ class CallOutput(OutputItem):
         head = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
         super().__init__(index, head | {"arguments": "", "call_id": call_id, "name": name})
 
-    def arguments(self, delta: str) -> Iterator[Told]:
+    def arguments(self, delta: str) -> Iterator[ResponseEvent]:
         """More of its arguments' JSON."""
         self.item["arguments"] += delta
         yield self.event("function_call_arguments.delta", delta=delta)
 
-    def _last_words(self) -> Iterator[Told]:
+    def _last_words(self) -> Iterator[ResponseEvent]:
         arguments, name = self.item["arguments"], self.item["name"]
         yield self.event("function_call_arguments.done", arguments=arguments, name=name)
 
@@ -141,12 +141,12 @@ class HostedOutput(OutputItem):
         prefix = "ig" if tool == IMAGE_TOOL else "mk"
         super().__init__(index, {"id": new_id(prefix), "type": self._type, "status": "in_progress"})
 
-    def open(self) -> Iterator[Told]:
+    def open(self) -> Iterator[ResponseEvent]:
         """It is asked for."""
         yield from super().open()
         yield self.event(f"{self._type}.in_progress")
 
-    def take(self, event: ToolEvent) -> Iterator[Told]:
+    def take(self, event: ToolEvent) -> Iterator[ResponseEvent]:
         """What is to be told of how far it is."""
         match event:
             case ToolProgress():
@@ -163,7 +163,7 @@ class HostedOutput(OutputItem):
                 self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
                 yield from self.close("failed")
 
-    def _made(self, members: dict[str, Any]) -> Iterator[Told]:
+    def _made(self, members: dict[str, Any]) -> Iterator[ResponseEvent]:
         self.item |= members
         yield self.event(f"{self._type}.completed")
         yield from self.close("completed")

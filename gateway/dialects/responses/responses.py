@@ -13,12 +13,12 @@ import structlog
 from gateway.access.api_keys import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.registry import available
-from gateway.dialects.responses.asked import Asked
-from gateway.dialects.responses.exchange import Exchange
 from gateway.dialects.responses.items import new_id, read_items
-from gateway.dialects.responses.output import Told
+from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.parts import Item
+from gateway.dialects.responses.run import ResponseRun
 from gateway.dialects.responses.schema import ResponseRequest
+from gateway.dialects.responses.spec import ResponseSpec
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.dialects.responses.tools import read_tools
 from gateway.errors import ApiError, invalid
@@ -37,37 +37,37 @@ class Background:
     """A response that goes on whether or not somebody listens.
 
     Args:
-        exchange: makes it.
+        run: makes it.
         place: what it takes of the gateway's and the key's limits; given back at its end.
     """
 
-    def __init__(self, exchange: Exchange, place: ExitStack) -> None:
-        self.exchange = exchange
-        self._events: list[Told] = []
+    def __init__(self, run: ResponseRun, place: ExitStack) -> None:
+        self.run = run
+        self._events: list[ResponseEvent] = []
         self._changed = asyncio.Event()
         self.task = asyncio.create_task(self._run(place))
 
     async def _run(self, place: ExitStack) -> None:
-        asked = self.exchange.asked
+        spec = self.run.spec
         try:
             with place:
-                async with aclosing(self.exchange.events()) as events:
+                async with aclosing(self.run.events()) as events:
                     async for event in events:
                         self._tell(event)
         except asyncio.CancelledError:
-            await self.exchange.cancelled()
+            await self.run.cancelled()
             raise
         finally:
             self._changed.set()
-            duration_ms = round((time.monotonic() - asked.arrived) * 1000, 1)
-            log.info("response", status=self.exchange.status, duration_ms=duration_ms, **asked.log)
+            duration_ms = round((time.monotonic() - spec.arrived) * 1000, 1)
+            log.info("response", status=self.run.status, duration_ms=duration_ms, **spec.log)
 
-    def _tell(self, event: Told) -> None:
+    def _tell(self, event: ResponseEvent) -> None:
         self._events.append(event)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    async def events(self, after: int) -> AsyncGenerator[Told, None]:
+    async def events(self, after: int) -> AsyncGenerator[ResponseEvent, None]:
         """Its events from the one that follows the `after`th, those that are still to come as they do."""
         at = after + 1
         while True:
@@ -106,7 +106,7 @@ class Responses:
 
     async def ask(
         self, request: ResponseRequest, request_id: str, key: ApiKey | None, log_fields: dict[str, Any]
-    ) -> Exchange:
+    ) -> ResponseRun:
         """The response that `request` asks for, not begun; `key` is what it came with.
 
         Raises:
@@ -124,11 +124,11 @@ class Responses:
             raise invalid("input", "required, but missing", "missing_required_parameter")
         response_id = new_id("resp")
         name = response_id if request.background else request_id
-        asked = Asked(
+        spec = ResponseSpec(
             request, tools, earlier, items, response_id, name, owner, log_fields, key.hold if key else _hold_nothing
         )
         log_fields |= {"response_id": response_id, "stream": bool(request.stream)}
-        return Exchange(self.gateway, asked, self._keep)
+        return ResponseRun(self.gateway, spec, self._keep)
 
     def _check(self, request: ResponseRequest) -> None:
         if request.prompt is not None:
@@ -184,32 +184,32 @@ class Responses:
             raise _missing(param, "conversation", conversation_id)
         return thread
 
-    async def begin(self, exchange: Exchange, place: ExitStack) -> Background:
+    async def begin(self, run: ResponseRun, place: ExitStack) -> Background:
         """Has it made in the background. `place`: see `Background`. Raises ApiError: it cannot be kept."""
         with ExitStack() as held:
             held.push(place)
-            await self._keep(exchange)
+            await self._keep(run)
             held.pop_all()
         ended = [name for name, running in self._background.items() if running.task.done()]
         for name in ended[: max(0, len(ended) - _MAX_REPLAYS)]:
             del self._background[name]
-        running = self._background[exchange.asked.id] = Background(exchange, place)
+        running = self._background[run.spec.id] = Background(run, place)
         return running
 
-    async def _keep(self, exchange: Exchange) -> None:
+    async def _keep(self, run: ResponseRun) -> None:
         """Stores a response, if it is to be, and adds it to its conversation, if it is done. Raises ApiError."""
-        asked = exchange.asked
-        if not asked.request.is_stored and asked.request.conversation is None:
+        spec = run.spec
+        if not spec.request.is_stored and spec.request.conversation is None:
             return
-        body, output = exchange.public() | {"output": []}, list(map(_without_sound, exchange.output))
-        thread = Thread(asked.id, asked.created_at, asked.request.previous_response_id, body)
-        is_done = exchange.status in ("completed", "incomplete")
-        conversation = asked.request.conversation.id if asked.request.conversation and is_done else None
+        body, output = run.public() | {"output": []}, list(map(_without_sound, run.output))
+        thread = Thread(spec.id, spec.created_at, spec.request.previous_response_id, body)
+        is_done = run.status in ("completed", "incomplete")
+        conversation = spec.request.conversation.id if spec.request.conversation and is_done else None
         with storing():
-            if asked.request.is_stored:
-                await self.store.put(thread, asked.owner, asked.items, output, conversation)
+            if spec.request.is_stored:
+                await self.store.put(thread, spec.owner, spec.items, output, conversation)
             elif conversation is not None:
-                await self.store.add(conversation, [*asked.items, *output])
+                await self.store.add(conversation, [*spec.items, *output])
 
     async def get(self, response_id: str, owner: str | None, param: str | None = None) -> dict[str, Any]:
         """The object of a response. Raises ApiError: 404, naming `param`, if there is none."""
@@ -218,7 +218,7 @@ class Responses:
             if thread is None:
                 raise _missing(param, "response", response_id)
             if (running := self._background.get(response_id)) is not None and not running.task.done():
-                return running.exchange.public()
+                return running.run.public()
             body = thread.body | {"output": await self.store.items(response_id, output=True)}
         if body["status"] in _UNFINISHED and thread.used_at < time.time() - _LOST_S:
             lost = {"code": "server_error", "message": "the server stopped before the response was finished"}

@@ -7,8 +7,8 @@ import pybase64
 
 from gateway.answers.answer import WholeAnswer, logprobs
 from gateway.answers.turn import Turn
-from gateway.dialects.responses.asked import Asked
-from gateway.dialects.responses.output import CallOutput, MessageOutput, OutputItem, ReasoningOutput, Told
+from gateway.dialects.responses.output import CallOutput, MessageOutput, OutputItem, ReasoningOutput, ResponseEvent
+from gateway.dialects.responses.spec import ResponseSpec
 from gateway.media.encode import encode_audio
 from gateway.pipeline.events import AudioDelta, Event, TextDelta, TextEnd
 from quartet.v1 import thinker_pb2
@@ -18,16 +18,16 @@ class TurnOutput:
     """One answer.
 
     Args:
-        asked: the response that it is for.
+        spec: the response that it is for.
         outputs: the response's items; its own are added.
 
     Attributes:
         answer: what it adds up to.
     """
 
-    def __init__(self, asked: Asked, outputs: list[OutputItem]) -> None:
-        self._asked, self._outputs, self._began = asked, outputs, len(outputs)
-        self.answer = WholeAnswer(0, asked.id, 0)
+    def __init__(self, spec: ResponseSpec, outputs: list[OutputItem]) -> None:
+        self._spec, self._outputs, self._began = spec, outputs, len(outputs)
+        self.answer = WholeAnswer(0, spec.id, 0)
         self._message: MessageOutput | None = None
         self._thought: ReasoningOutput | None = None
         self._calls: dict[int, CallOutput] = {}
@@ -43,7 +43,7 @@ class TurnOutput:
         """Whether the most tokens ended it."""
         return self.answer.finish_reason == "length"
 
-    def take(self, event: Event) -> Iterator[Told]:
+    def take(self, event: Event) -> Iterator[ResponseEvent]:
         """What is to be told of an event."""
         self.answer.take(event)
         match event:
@@ -54,34 +54,32 @@ class TurnOutput:
             case AudioDelta(pcm16):
                 yield from self._said()
                 assert self._message is not None
-                yield from self._message.sound(
-                    pybase64.b64encode_as_string(pcm16) if self._asked.request.stream else ""
-                )
+                yield from self._message.sound(pybase64.b64encode_as_string(pcm16) if self._spec.request.stream else "")
 
-    def end(self, turn: Turn) -> Iterator[Told]:
+    def end(self, turn: Turn) -> Iterator[ResponseEvent]:
         """Events of its end, before those of `close`."""
         self.answer.take(turn.end)
         if not self.outputs and not turn.hosted:  # clients expect a message, if an empty one
             yield from self._said()
 
-    def close(self, audio_format: str) -> Iterator[Told]:
+    def close(self, audio_format: str) -> Iterator[ResponseEvent]:
         """The answer has ended. `audio_format`: of its sound, which is a file in what is told in one piece. Blocking,
         if there is one: call it in a thread."""
         if self._message is not None and self.answer.audio_bytes:
             rate_hz = self.answer.sample_rate_hz
             audio: dict[str, Any] = {"format": audio_format, "sample_rate_hz": rate_hz}
-            if not self._asked.request.stream:
+            if not self._spec.request.stream:
                 file = encode_audio(bytes(self.answer.samples), rate_hz, audio_format)
                 audio["data"] = pybase64.b64encode_as_string(file)
             yield from self._message.sounded(audio)
         for output in self.outputs:
             yield from output.close("incomplete" if self.is_cut_short else "completed")
 
-    def _written(self, delta: thinker_pb2.GenerateDelta) -> Iterator[Told]:
+    def _written(self, delta: thinker_pb2.GenerateDelta) -> Iterator[ResponseEvent]:
         self._logprobs += logprobs(delta.logprobs)
         if delta.reasoning:
             if self._thought is None:
-                self._thought = ReasoningOutput(len(self._outputs), self._asked.request.wants_encrypted_reasoning)
+                self._thought = ReasoningOutput(len(self._outputs), self._spec.request.wants_encrypted_reasoning)
                 yield from self._opened(self._thought)
             yield from self._thought.text(delta.reasoning)
             self._logprobs = []  # are told of the answer only
@@ -93,28 +91,28 @@ class TurnOutput:
         for call in delta.tool_calls:
             yield from self._call(call)
 
-    def _said(self) -> Iterator[Told]:
+    def _said(self) -> Iterator[ResponseEvent]:
         """The message, opened."""
         if self._message is None:
             yield from self._thought.close("completed") if self._thought else ()
             self._message = MessageOutput(len(self._outputs))
             yield from self._opened(self._message)
 
-    def _call(self, delta: thinker_pb2.ToolCallDelta) -> Iterator[Told]:
+    def _call(self, delta: thinker_pb2.ToolCallDelta) -> Iterator[ResponseEvent]:
         if delta.name:
             yield from self._thought.close("completed") if self._thought else ()
-            if self._message is not None and "audio" not in (self._asked.request.modalities or ()):
+            if self._message is not None and "audio" not in (self._spec.request.modalities or ()):
                 yield from self._message.close("completed")
             call = self._calls[delta.index] = CallOutput(len(self._outputs), delta.name, delta.id)
             yield from self._opened(call)
         if delta.arguments_json:
             yield from self._calls[delta.index].arguments(delta.arguments_json)
 
-    def _opened(self, output: OutputItem) -> Iterator[Told]:
+    def _opened(self, output: OutputItem) -> Iterator[ResponseEvent]:
         self._outputs.append(output)
         yield from output.open()
 
-    def _text_end(self, summary: thinker_pb2.GenerateSummary) -> Iterator[Told]:
+    def _text_end(self, summary: thinker_pb2.GenerateSummary) -> Iterator[ResponseEvent]:
         """The text is complete: who runs a call need not wait for the sound's end."""
         if summary.finish_reason != thinker_pb2.FINISH_REASON_LENGTH:
             for output in (self._thought, *self._calls.values()):

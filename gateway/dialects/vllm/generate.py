@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.answer import LEAST_LOGPROB, WholeAnswer
-from gateway.answers.completion import RawExchange, Step
+from gateway.answers.completion import CompletionRun, Step
 from gateway.answers.conversation import MediaPart
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import Pending, attach_media, media_file
@@ -161,7 +161,7 @@ class Generation:
         self._aborts: AbortRegistry = http.app.state.generations
         speech, stream, count = request.speech, bool(request.stream), sampling.n or 1
         self._speech = None if speech is None else RawSpeech(gateway, speech, sampling.seed, stream)
-        self._exchange = RawExchange(
+        self._exchange = CompletionRun(
             gateway, sampling, http.state, [prompt], request.model, None, count, None, "token_ids", media, self._speech
         )
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in self._exchange.answers]

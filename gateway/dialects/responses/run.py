@@ -13,10 +13,10 @@ from gateway.answers.meter import Meter
 from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
 from gateway.answers.turn import NextTurn, ToolStart, Turn, TurnEnd
 from gateway.answers.turns import MAX_CALLS, Rules, Turns
-from gateway.dialects.responses.asked import Asked, Status, usage_of
 from gateway.dialects.responses.dialog import ResponseDialog
-from gateway.dialects.responses.output import HostedOutput, OutputItem, Told
+from gateway.dialects.responses.output import HostedOutput, OutputItem, ResponseEvent
 from gateway.dialects.responses.parts import Item
+from gateway.dialects.responses.spec import ResponseSpec, Status, usage_of
 from gateway.dialects.responses.turn_output import TurnOutput
 from gateway.errors import ApiError, gateway_fault
 from gateway.pipeline.events import PromptRead
@@ -24,29 +24,29 @@ from gateway.pipeline.events import PromptRead
 log = structlog.get_logger()
 
 
-class Exchange:
+class ResponseRun:
     """Makes one response.
 
     Args:
         gateway: the gateway.
-        asked: what it is to be.
-        keep: called when it has ended, before the client is told so; may raise ApiError.
+        spec: what it is to be.
+        keep: called when it has ended, before the client is events so; may raise ApiError.
 
     Attributes:
         status: how far it is.
         error: what it failed with, if it has.
     """
 
-    def __init__(self, gateway: Gateway, asked: Asked, keep: Callable[["Exchange"], Awaitable[None]]) -> None:
-        self._gateway, self.asked, self._keep = gateway, asked, keep
-        self.status: Status = "queued" if asked.request.background else "in_progress"
+    def __init__(self, gateway: Gateway, spec: ResponseSpec, keep: Callable[["ResponseRun"], Awaitable[None]]) -> None:
+        self._gateway, self.spec, self._keep = gateway, spec, keep
+        self.status: Status = "queued" if spec.request.background else "in_progress"
         self._outputs: list[OutputItem] = []
         self._turn_outputs: list[TurnOutput] = []
-        self._meter = Meter(asked.request_id, gateway.settings.request_timeout_s, asked.log, asked.arrived)
-        request = asked.request
-        rules = Rules(request.max_tool_calls or MAX_CALLS, bool(request.stream), asked.owner, asked.hold)
-        tools = {name: tool for name, (tool, _) in asked.tools.hosted.items()}
-        self._turns = Turns(gateway, ResponseDialog(gateway, asked, self._outputs), tools, rules, self._meter)
+        self._meter = Meter(spec.request_id, gateway.settings.request_timeout_s, spec.log, spec.arrived)
+        request = spec.request
+        rules = Rules(request.max_tool_calls or MAX_CALLS, bool(request.stream), spec.owner, spec.hold)
+        tools = {name: tool for name, (tool, _) in spec.tools.hosted.items()}
+        self._turns = Turns(gateway, ResponseDialog(gateway, spec, self._outputs), tools, rules, self._meter)
         self.error: ApiError | None = None
         self._sequence, self._is_told = 0, False
 
@@ -57,16 +57,16 @@ class Exchange:
 
     def public(self) -> dict[str, Any]:
         """Its object, as it is now."""
-        return self.asked.public(self.status, self.output, [turn.answer for turn in self._turn_outputs], self.error)
+        return self.spec.public(self.status, self.output, [turn.answer for turn in self._turn_outputs], self.error)
 
-    async def events(self) -> AsyncGenerator[Told, None]:
+    async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         """What happens, as it does. Closing the generator ends the work in every stage.
 
         Raises:
             ApiError: before the first event. Later that is an event, response.failed.
         """
         try:
-            if self.asked.request.background:
+            if self.spec.request.background:
                 for event in self._created():
                     yield self._numbered(event)
             async with aclosing(self._made()) as events:
@@ -74,12 +74,12 @@ class Exchange:
                     yield self._numbered(event)
             await self._end()
         except ApiError as error:
-            self.asked.log.update(error.log)
+            self.spec.log.update(error.log)
             if not self._is_told:
                 raise
             self.error = error
         except Exception:
-            log.exception("response failed", request_id=self.asked.request_id)
+            log.exception("response failed", request_id=self.spec.request_id)
             if not self._is_told:
                 raise
             self.error = gateway_fault()
@@ -96,13 +96,13 @@ class Exchange:
         """It was cancelled, and its events have been closed: what there is of it is kept."""
         await self._give_up("cancelled")
 
-    async def _give_up(self, status: Status) -> list[Told]:
+    async def _give_up(self, status: Status) -> list[ResponseEvent]:
         self.status = status
         events = [event for output in self._outputs for event in output.close("incomplete")]
         try:
             await self._keep(self)
         except ApiError as error:  # it has failed already; this says why it cannot be got later
-            log.error("a response cannot be kept", request_id=self.asked.request_id, error=error.message)
+            log.error("a response cannot be kept", request_id=self.spec.request_id, error=error.message)
         return events
 
     async def _end(self) -> None:
@@ -115,12 +115,12 @@ class Exchange:
         self._meter.count_speech(answers)
         await self._keep(self)
 
-    def _numbered(self, event: Told) -> Told:
+    def _numbered(self, event: ResponseEvent) -> ResponseEvent:
         event["sequence_number"] = self._sequence
         self._sequence += 1
         return event
 
-    def _created(self) -> list[Told]:
+    def _created(self) -> list[ResponseEvent]:
         """The first events, once."""
         if self._is_told:
             return []
@@ -128,9 +128,9 @@ class Exchange:
         response = self.public()
         return [{"type": name, "response": response} for name in ("response.created", f"response.{self.status}")]
 
-    async def _made(self) -> AsyncGenerator[Told, None]:
+    async def _made(self) -> AsyncGenerator[ResponseEvent, None]:
         """Events of the thinker's turns and of the tools between them. Raises ApiError."""
-        request = self.asked.request
+        request = self.spec.request
         audio_format = (request.audio and request.audio.format) or ("pcm16" if request.stream else "wav")
         turn = self._next_turn()
         hosted: HostedOutput | None = None
@@ -140,27 +140,27 @@ class Exchange:
                 match event:
                     case NextTurn(tokens):
                         turn = self._next_turn()
-                        told = turn.take(PromptRead(tokens, ""))
+                        rendered = turn.take(PromptRead(tokens, ""))
                     case TurnEnd(ended):
                         closed = partial(_closed, turn, ended, audio_format)
-                        told = await asyncio.to_thread(closed)
+                        rendered = await asyncio.to_thread(closed)
                     case ToolStart(call):
                         hosted = HostedOutput(len(self._outputs), call.name)
                         self._outputs.append(hosted)
-                        told = hosted.open()
+                        rendered = hosted.open()
                     case ToolProgress() | ToolImage() | ToolResult() | ToolFailure():
                         assert hosted is not None
-                        told = hosted.take(event)
+                        rendered = hosted.take(event)
                     case _:
-                        told = turn.take(event)
-                for each in (*self._created(), *told):
+                        rendered = turn.take(event)
+                for each in (*self._created(), *rendered):
                     yield each
 
     def _next_turn(self) -> TurnOutput:
-        self._turn_outputs.append(turn := TurnOutput(self.asked, self._outputs))
+        self._turn_outputs.append(turn := TurnOutput(self.spec, self._outputs))
         return turn
 
 
-def _closed(output: TurnOutput, turn: Turn, audio_format: str) -> list[Told]:
+def _closed(output: TurnOutput, turn: Turn, audio_format: str) -> list[ResponseEvent]:
     """The last events of a turn. Blocking."""
     return [*output.end(turn), *output.close(audio_format)]

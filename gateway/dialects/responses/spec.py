@@ -16,7 +16,7 @@ _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # of OpenAI's for 
 
 
 @dataclass
-class Asked:
+class ResponseSpec:
     """What a response is to be.
 
     Attributes:
@@ -52,7 +52,7 @@ class Asked:
         request, is_over = self.request, status not in ("queued", "in_progress")
         text = request.text.model_dump(by_alias=True, exclude_none=True) if request.text else {}
         reasoning = request.reasoning.model_dump() if request.reasoning else {"effort": None, "summary": None}
-        told = {"code": _CODES.get(error.status, "server_error"), "message": error.message} if error else None
+        failure = {"code": _CODES.get(error.status, "server_error"), "message": error.message} if error else None
         last = answers[-1] if answers else None
         return {
             "id": self.id,
@@ -61,7 +61,7 @@ class Asked:
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": bool(request.background),
-            "error": told,
+            "error": failure,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens or request.max_tokens,
@@ -98,14 +98,14 @@ def usage_of(answers: Sequence[WholeAnswer]) -> dict[str, Any]:
     def total(details: list[dict[str, int]], name: str) -> int:
         return sum(entry[name] for entry in details)
 
-    asked, made = (sum(u[f"{side}_tokens"] for u in each) for side in ("prompt", "completion"))
+    read_tokens, written_tokens = (sum(u[f"{side}_tokens"] for u in each) for side in ("prompt", "completion"))
     kinds = ("cached_tokens", "audio_tokens", "image_tokens", "text_tokens")
     return {
-        "input_tokens": asked,
+        "input_tokens": read_tokens,
         "input_tokens_details": {"cache_write_tokens": 0} | {name: total(read, name) for name in kinds},
-        "output_tokens": made,
+        "output_tokens": written_tokens,
         "output_tokens_details": {
             name: total(written, name) for name in ("reasoning_tokens", "text_tokens", "audio_tokens")
         },
-        "total_tokens": asked + made,
+        "total_tokens": read_tokens + written_tokens,
     }
