@@ -36,6 +36,59 @@ _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 log = structlog.get_logger()
 
 
+class _OpenRequest:
+    """One request until its log line is written. `fields` are the line's own, `status` that of HTTP, 0 before it."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
+        self._scope, self._send, self.id = scope, send, request_id
+        self.method: str = scope.get("method", _WEBSOCKET)
+        self._is_quiet = scope["path"] in _QUIET_PATHS
+        self._span = None if self._is_quiet else tracing.begin(self.method, request_id, Headers(scope=scope))
+        self.fields: dict = {} if self._span is None else {"trace_id": self._span.trace_id}
+        self.status = 0
+        self._started = time.monotonic()
+        self._ended: float | None = None
+
+    def span_so_far(self) -> Span:
+        outcome = str(self.status) if self._ended else ""
+        owner = self.fields.get("key")
+        return with_firsts(Span(self.id, "gateway", self._started, self._ended, outcome, owner=owner), self.fields)
+
+    async def send(self, message: Message) -> None:
+        """Sends a message of the response with the request's id, and notes the status."""
+        if message["type"] in ("http.response.start", "websocket.accept"):
+            self.status = message.get("status", _SWITCHED)
+            message.setdefault("headers", [])
+            MutableHeaders(scope=message)["x-request-id"] = self.id
+        elif message["type"] == "websocket.close":
+            self.status = self.status or HTTPStatus.FORBIDDEN  # closed before it was accepted
+            self.fields["close_code"] = message.get("code")
+        await self._send(message)
+
+    async def fail(self, receive: Receive) -> None:
+        """Logs the exception in hand, and sends a 500 if no response has begun."""
+        log.exception("request failed", request_id=self.id)
+        error = gateway_fault(" under this request id")
+        self.fields["code"] = error.code
+        if self._scope["type"] == "websocket":
+            await self.send({"type": "websocket.close", "code": WS_1011_INTERNAL_ERROR})
+        elif self.status == 0:
+            await error_response(error)(self._scope, receive, self.send)
+
+    def end(self) -> None:
+        """Counts the request, ends its span and writes its line."""
+        duration_ms = round((time.monotonic() - self._started) * 1000, 1)
+        path = getattr(self._scope.get("route"), "path", "other")  # the client's own path could be anything
+        self.status = self.status or CLIENT_CLOSED_REQUEST
+        metrics.HTTP_REQUESTS.labels(path, self.status).inc()
+        if self._span:
+            end_span(self._span, self.method, path, self.status, self.fields)
+        line = {"request_id": self.id, "method": self.method, "path": path, "status": self.status}
+        write = log.debug if self._is_quiet else log.info
+        write("request", **line, duration_ms=duration_ms, **self.fields)
+        self._ended = time.monotonic()
+
+
 class RequestContext:
     """Gives each request an id and a span, logs one line at its end, and makes a 500 of uncaught errors.
 
@@ -50,59 +103,22 @@ class RequestContext:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        method = scope.get("method", _WEBSOCKET)
-        request_id = self._request_id(Headers(scope=scope).get("x-request-id", ""))
-        quiet = scope["path"] in _QUIET_PATHS
-        span = None if quiet else tracing.begin(method, request_id, Headers(scope=scope))
-        fields: dict = {} if span is None else {"trace_id": span.trace_id}
-        scope.setdefault("state", {}).update(request_id=request_id, log=fields)
-        started, status = time.monotonic(), 0
-        ended: float | None = None
-
-        def span_so_far() -> Span:
-            outcome = str(status) if ended else ""
-            return with_firsts(Span(request_id, "gateway", started, ended, outcome, owner=fields.get("key")), fields)
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status
-            if message["type"] in ("http.response.start", "websocket.accept"):
-                status = message.get("status", _SWITCHED)
-                message.setdefault("headers", [])
-                MutableHeaders(scope=message)["x-request-id"] = request_id
-            elif message["type"] == "websocket.close":
-                status = status or HTTPStatus.FORBIDDEN  # closed before it was accepted
-                fields["close_code"] = message.get("code")
-            await send(message)
-
-        served = ExitStack()
-        if method in _TRACED and scope["path"] not in _OF_OPERATORS:
-            served.enter_context(self._spans.serving(span_so_far))
-        self._running_ids.add(request_id)
+        request = _OpenRequest(scope, send, self._request_id(Headers(scope=scope).get("x-request-id", "")))
+        scope.setdefault("state", {}).update(request_id=request.id, log=request.fields)
+        traced = ExitStack()
+        if request.method in _TRACED and scope["path"] not in _OF_OPERATORS:
+            traced.enter_context(self._spans.serving(request.span_so_far))
+        self._running_ids.add(request.id)
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, request.send)
         except ClientGone:
-            status = CLIENT_CLOSED_REQUEST
+            request.status = CLIENT_CLOSED_REQUEST
         except Exception:
-            log.exception("request failed", request_id=request_id)
-            error = gateway_fault(" under this request id")
-            fields["code"] = error.code
-            if scope["type"] == "websocket":
-                await send_with_id({"type": "websocket.close", "code": WS_1011_INTERNAL_ERROR})
-            elif status == 0:
-                await error_response(error)(scope, receive, send_with_id)
+            await request.fail(receive)
         finally:
-            self._running_ids.discard(request_id)
-            duration_ms = round((time.monotonic() - started) * 1000, 1)
-            path = getattr(scope.get("route"), "path", "other")  # the client's own path could be anything
-            status = status or CLIENT_CLOSED_REQUEST
-            metrics.HTTP_REQUESTS.labels(path, status).inc()
-            if span:
-                end_span(span, method, path, status, fields)
-            line = {"request_id": request_id, "method": method, "path": path, "status": status}
-            write = log.debug if quiet else log.info
-            write("request", **line, duration_ms=duration_ms, **fields)
-            ended = time.monotonic()
-            served.close()
+            self._running_ids.discard(request.id)
+            request.end()
+            traced.close()
 
     def _request_id(self, wanted: str) -> str:
         new_id = uuid.uuid4().hex
