@@ -8,6 +8,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
+    ROOT / "docs/a-request-whole.md",
     ROOT / "docs/a-stage-whole.md",
     *ROOT.glob("docs/decisions/*.md"),
     *ROOT.glob("docs/tutorials/*.md"),
