@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 STAGE = """
 import argparse, asyncio, os, sys
-from tests.support.scripted_stages import ScriptedStages
+from tests.support.scripted.stages import ScriptedStages
 
 flags = argparse.ArgumentParser(allow_abbrev=False)
 flags.add_argument("--model")
