@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from gateway.pipeline.kinds import KINDS
 from quartet.v1 import (
     code2wav_pb2_grpc,
     dit_pb2_grpc,
@@ -56,6 +58,9 @@ class ScriptedStages:
             code2wav_pb2_grpc.add_Code2WavServiceServicer_to_server(Code2Wav(script), server)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
         self.infos[stage].serving = True
+        reported = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  for the supervisor
+        await reported.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(reported, server)
         address = self.addresses.get(stage, f"{HOST}:0")
         port = server.add_insecure_port(address)
         self.addresses[stage] = f"{address.rpartition(':')[0]}:{port}"
