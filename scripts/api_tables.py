@@ -13,13 +13,13 @@ row.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
@@ -50,8 +50,9 @@ def gateway() -> FastAPI:
 
 def updated(text: str, app: FastAPI) -> str:
     """The page with its tables as the OpenAPI document has them."""
-    routes = [route for route in app.routes if isinstance(route, APIRoute) and route.include_in_schema]
-    others = {route.path for route in app.routes if isinstance(route, Route)}
+    all_routes = list(_routes(app.routes))
+    routes = [route for route in all_routes if isinstance(route, APIRoute) and route.include_in_schema]
+    others = {route.path for route in all_routes}
 
     def rows(found: re.Match[str]) -> str:
         name, old = found[1], found[2].splitlines()
@@ -60,6 +61,14 @@ def updated(text: str, app: FastAPI) -> str:
         return head + "".join(f"{row}\n" for row in new)
 
     return _TABLE.sub(rows, text)
+
+
+def _routes(routes: Iterable[BaseRoute]) -> Iterator[Route]:
+    for route in routes:
+        if isinstance(route, Route):
+            yield route
+        elif (router := getattr(route, "original_router", None)) is not None:  # newer versions of FastAPI nest routers
+            yield from _routes(router.routes)
 
 
 def _endpoint_rows(old: list[str], routes: list[APIRoute], others: set[str]) -> Iterator[str]:
