@@ -206,7 +206,7 @@ async def test_typed_text_goes_on_from_a_sample(cloning: ServedTalker) -> None:
         whole, _ = await cloning.call(start(seconds=seconds, sample_text=SAMPLE_TEXT))
         typed, summary = await cloning.call(start("", seconds, sample_text=SAMPLE_TEXT), list(TEXT))
         assert torch.equal(typed, whole)
-        assert summary.text_tokens == len(both_ids())
+        assert 0 < summary.text_tokens <= len(both_ids())  # the speech's limit may come before the text's end
 
 
 def both_ids() -> list[int]:
