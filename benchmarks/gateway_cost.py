@@ -114,7 +114,7 @@ async def cost_of_streams(side: Side, flags: argparse.Namespace, idle: float, sp
     what = "spoken answer" if speech else "text answer"
     side.add(f"CPU ms a {what}", 1000 * used_s / flags.requests)
     if speech:
-        side.add("such streams at a time, a core", flags.concurrency * took_s / used_s)
+        side.add("such streams at a time, a core", flags.concurrency * took_s / max(used_s, 0.001))
 
 
 async def cost_of_microphones(side: Side, flags: argparse.Namespace, idle: float) -> None:
