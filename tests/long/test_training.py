@@ -21,7 +21,7 @@ units.FILE = loop.OUT / "units.npz"
 codec.Codes.file = loop.OUT / "codes.pt"
 import training.thinker as thinker
 import training.hearing, training.seeing, training.painter, training.talker, training.tools as tools
-thinker.BANK_SOUNDS, thinker.BANK_PICTURES, thinker.GROUPS = 9, 50, 2
+thinker.BANK_SOUNDS, thinker.BANK_IMAGES, thinker.GROUPS = 9, 50, 2
 tools.GROUPS, tools.ABOUT_TOOLS = 2, 1
 for module in (codec, training.hearing, training.seeing, training.painter, training.talker, thinker, tools):
     module.BATCH = 3
