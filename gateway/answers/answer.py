@@ -37,7 +37,7 @@ class Answer:
         text_tokens: tokens of the text so far.
         prompt: tokens of the prompt, by kind; of all turns, where tools run here.
         end: the stages' summaries, once finished.
-        images: pictures that a tool made for it, as clients are told of them.
+        images: those that a tool made for it, in the form of the response.
         image_errors: why others could not be made.
     """
 
@@ -86,13 +86,13 @@ class Answer:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens of the text: those so far, or all once the thinker has told."""
+        """Tokens of the text: those so far, or all once the thinker has ended."""
         thinker = self.end and self.end.thinker
         return thinker.completion_tokens if thinker else self.text_tokens
 
     @property
     def reasoning_tokens(self) -> int:
-        """Those of `completion_tokens` that are a thought, once the thinker has told."""
+        """Those of `completion_tokens` that are reasoning, once the thinker has ended."""
         thinker = self.end and self.end.thinker
         return thinker.reasoning_tokens if thinker else 0
 
@@ -172,7 +172,7 @@ def logprobs(tokens: Iterable[thinker_pb2.TokenLogprob]) -> list[dict[str, Any]]
 
 @dataclass
 class WholeAnswer(Answer):
-    """A choice that is told in one piece.
+    """A choice that is sent in one piece.
 
     Attributes:
         tokens: log-probabilities, if they were asked for.

@@ -91,7 +91,7 @@ class ChatDialog:
         self._places.append(place)
 
     def _read(self, place: int, message: conversation.Message) -> None:
-        """Takes a message of the request: pictures of an answer become the call that made them, and its result."""
+        """Adds a message of the request. Images of an answer become the call that made them, and its result."""
         if isinstance(message, conversation.AssistantMessage) and _has_images(message):
             for url, prompt in _images(message, f"messages[{place}]"):
                 call_id = self._new_call()
@@ -130,7 +130,7 @@ class ChatDialog:
         self._add(place, conversation.AssistantMessage(role="assistant", tool_calls=made, **said))
 
     def _add_output(self, place: int, call_id: str, came: str, url: str | None) -> None:
-        """Adds what became of a call, and the picture."""
+        """Adds the result of a call, with its image."""
         parts: list[Any] = [conversation.TextPart(type="text", text=came)]
         if url is not None:
             self._last_image = url
@@ -190,8 +190,7 @@ class ChatDialog:
 
 
 def _images(message: conversation.AssistantMessage, field: str) -> Iterator[tuple[str, str | None]]:
-    """(URL, what it was asked for by, if that is told) of the pictures of an answer, as it was told or as parts of its
-    content. Raises ApiError: 400."""
+    """(URL, prompt if known) of each image of an answer, in `images` or in its content. Raises ApiError: 400."""
     given = message.images or []
     if not isinstance(given, list):
         raise invalid(f"{field}.images", "must be a list of {type: image_url, image_url: {url}}", "invalid_type")

@@ -140,17 +140,17 @@ class CompletionRun:
 
     def usage(self) -> dict[str, Any]:
         """Tokens of all prompts and answers, as far as they have come; of answers that have ended codec frames, too."""
-        told = usage(self.answers)
+        tokens = usage(self.answers)
         first = [self.answers[i] for i in range(0, len(self.answers), self._count)]
         read = sum(answer.prompt.prompt_tokens for answer in first)
         cached = sum(answer.end.thinker.cached_tokens for answer in first if answer.end and answer.end.thinker)
-        written = told["completion_tokens"]
+        written = tokens["completion_tokens"]
         return {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
             "prompt_tokens_details": {"cached_tokens": cached},
-            **({} if self._speech is None else {"completion_tokens_details": told["completion_tokens_details"]}),
+            **({} if self._speech is None else {"completion_tokens_details": tokens["completion_tokens_details"]}),
         }
 
     def _count_tokens(self) -> None:
@@ -176,10 +176,10 @@ async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, messag
         except grpc.aio.AioRpcError as error:
             raise replica.failure(error) from error
     except StageError as error:
-        told = from_error("thinker", error)
-        if told.param in ("token_ids", "text"):
-            told.rename(field)
-        raise told from error
+        refusal = from_error("thinker", error)
+        if refusal.param in ("token_ids", "text"):
+            refusal.rename(field)
+        raise refusal from error
 
 
 async def detokenize(gateway: Gateway, token_ids: Sequence[int], field: str) -> str:

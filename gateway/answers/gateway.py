@@ -205,7 +205,7 @@ class Gateway:
         return match
 
     def talker_sampling(self, asked: TalkerSampling, seed: int | None) -> talker_pb2.TalkerSampling:
-        """What the talker is told for what a request asks of it. `seed` counts where `asked` has none."""
+        """The talker's sampling for a request's `asked`. `seed` counts where `asked` has none."""
         assert self.pipeline.config.talker is not None
         sampling = talker_pb2.TalkerSampling(**asked.over(self.pipeline.config.talker.sampling))
         if not sampling.HasField("seed") and seed is not None:

@@ -11,6 +11,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.images import ImageGeneration, image_facts, load_images
 from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.request import ChatCompletionRequest
+from gateway.answers.tools.events import image_url
 from gateway.errors import ApiError, invalid
 from gateway.pipeline.stage import Stage
 from gateway.validation import validated
@@ -57,7 +58,7 @@ class ImageChat:
             async with aclosing(generation.finished()) as finished:
                 async for image in finished:
                     file = await asyncio.to_thread(self._options.to_base64, image.pixels)
-                    yield image.output, f"data:image/{self._options.file_format};base64,{file}"
+                    yield image.output, image_url(file, self._options.file_format)
 
     @contextmanager
     def _in_chat_terms(self) -> Iterator[None]:

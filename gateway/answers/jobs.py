@@ -55,7 +55,8 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
 
 def _nth(starts: Mapping[str, ProtoMessage], media: list[bytes], request_id: str, index: int) -> Job:
     """The job of answer `index`, whose seeds are as many further."""
-    copies: dict[str, Any] = {kind: deepcopy(start) for kind, start in starts.items()}
+    # a run writes into no job: the first needs no copy, which may be megabytes of media
+    copies: dict[str, Any] = {kind: deepcopy(start) if index else start for kind, start in starts.items()}
     for kind in copies.keys() & {"thinker", "talker"}:
         if copies[kind].sampling.HasField("seed"):
             copies[kind].sampling.seed += index
@@ -166,8 +167,8 @@ async def _say(gateway: Gateway, request: ChatCompletionRequest, text: str, owne
     talker = gateway.pipeline.info("talker")
     if talker is None:
         raise not_reached(gateway.pipeline.main)
-    asked = VoiceOptions(voice=None if request.voice is None else VoiceId(id=request.voice))
-    start = (await plan_speech(gateway, asked, talker, owner, voice="audio.voice")).start
+    options = VoiceOptions(voice=None if request.voice is None else VoiceId(id=request.voice))
+    start = (await plan_speech(gateway, options, talker, owner, voice="audio.voice")).start
     start.text.text = text
     start.sampling.CopyFrom(gateway.talker_sampling(request.quartet.talker, request.seed))
     return start
@@ -221,7 +222,7 @@ def _fill_message(
 def sampling_of(
     gateway: Gateway, request: WriterSampling, max_tokens: int | None, top_logprobs: int | None
 ) -> thinker_pb2.SamplingParameters:
-    """What the thinker is told of how to write.
+    """The thinker's sampling.
 
     Args:
         gateway: has the pipeline's own sampling, for what the request leaves out.

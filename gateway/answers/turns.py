@@ -1,13 +1,13 @@
 """The answer loop: the thinker's turns, and the tools that run here between them."""
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractContextManager, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
-from gateway.answers.tools.calls import HostedCall
+from gateway.answers.tools.calls import HostedCall, Rules
 from gateway.answers.tools.events import ToolEvent, ToolFailure, is_last
 from gateway.answers.tools.registry import HostedTool
 from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Turn, TurnEnd
@@ -15,8 +15,6 @@ from gateway.errors import ApiError, from_error
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
 from services.common.errors import ContextTooLong, StageError, TooManyMedia
-
-MAX_CALLS = 8  # of tools that run here, for one request, unless it says otherwise
 
 
 class Dialog(Protocol):
@@ -54,27 +52,6 @@ class Dialog(Protocol):
     def in_own_terms(self) -> AbstractContextManager[None]:
         """Refusals within name the fields of the request as the client sent it."""
         ...
-
-
-def _hold_nothing() -> Callable[[], None]:
-    return lambda: None
-
-
-@dataclass(frozen=True)
-class Rules:
-    """How tools run in one answer.
-
-    Attributes:
-        max_calls: of tools that run here, over all turns.
-        previews: whether the client wants previews of images.
-        owner: name of the API key that owns results; None where there are no keys.
-        hold: as of `HostedCall`.
-    """
-
-    max_calls: int = MAX_CALLS
-    previews: bool = False
-    owner: str | None = None
-    hold: Callable[[], Callable[[], None]] = _hold_nothing
 
 
 class Turns:
@@ -137,7 +114,7 @@ class Turns:
                 self._meter.log["prompt_tokens"] = tokens
                 return tokens
             except ApiError as error:
-                if not _is_too_long(error) or not self._dialog.shorten():
+                if not self._shortens(error):
                     raise
 
     async def _turn(self, is_offered: bool) -> AsyncGenerator[AnswerEvent, None]:
@@ -164,7 +141,7 @@ class Turns:
                                     yield event
                 return
             except ApiError as error:
-                if turn.has_output or not _is_too_long(error) or not self._dialog.shorten():
+                if turn.has_output or not self._shortens(error):
                     raise
 
     async def _events(self, job: Job) -> AsyncGenerator[Event, None]:
@@ -182,25 +159,29 @@ class Turns:
         yield ToolStart(call, number)
         if number > rules.max_calls:
             reason = f"{rules.max_calls} calls of tools that run here are the most of a request"
-            failure = ToolFailure(ApiError(400, reason, None, "too_many_calls"))
-            self._dialog.add_result(call, failure)
-            yield failure
+            yield self._failure(call, ApiError(400, reason, None, "too_many_calls"))
             return
-        hosted = HostedCall(
-            call.arguments,
-            self._dialog.last_image(),
-            f"{self._meter.request_id}-tool-{number}",
-            self._meter,
-            rules.previews,
-            rules.owner,
-            rules.hold,
+        name = f"{self._meter.request_id}-tool-{number}"
+        hosted = HostedCall(call.arguments, self._dialog.last_image(), name, self._meter, rules)
+        try:
+            async with aclosing(self._tools[call.name].events(self._gateway, hosted)) as events:
+                async for event in events:
+                    if is_last(event):
+                        self._dialog.add_result(call, event)
+                    yield event
+        except ApiError as error:
+            self._meter.log.update(error.log)
+            yield self._failure(call, error)
+
+    def _failure(self, call: ToolCall, error: ApiError) -> ToolFailure:
+        """The failure of a call, which the model reads in the next turn."""
+        failure = ToolFailure(error)
+        self._dialog.add_result(call, failure)
+        return failure
+
+    def _shortens(self, error: ApiError) -> bool:
+        """Whether the prompt was too long, and is shorter now."""
+        is_too_long = error.code == "context_length_exceeded" or isinstance(
+            error.__cause__, ContextTooLong | TooManyMedia
         )
-        async with aclosing(self._tools[call.name].events(self._gateway, hosted)) as events:
-            async for event in events:
-                if is_last(event):
-                    self._dialog.add_result(call, event)
-                yield event
-
-
-def _is_too_long(error: ApiError) -> bool:
-    return error.code == "context_length_exceeded" or isinstance(error.__cause__, ContextTooLong | TooManyMedia)
+        return is_too_long and self._dialog.shorten()

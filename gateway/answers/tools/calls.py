@@ -6,11 +6,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.request import FunctionTool, Tool
 from gateway.errors import ApiError, invalid
+from gateway.pipeline.kinds import Output
+from gateway.pipeline.stage import Stage
 
 _MAX_PROMPT_CHARACTERS = 1000  # that a model is to write: text encoders read some hundred tokens
+
+
+MAX_CALLS = 8  # of tools that run here, for one request, unless it says otherwise
+
+
+def hold_nothing() -> Callable[[], None]:
+    """A hold where there are no API keys."""
+    return lambda: None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How tools run in one answer.
+
+    Attributes:
+        max_calls: of tools that run here, over all turns.
+        previews: whether the client wants previews of images.
+        owner: name of the API key that owns results; None where there are no keys.
+        hold: takes a place of the API key's for a job that goes on when the request has ended; returns the function
+            that gives the place back.
+    """
+
+    max_calls: int = MAX_CALLS
+    previews: bool = False
+    owner: str | None = None
+    hold: Callable[[], Callable[[], None]] = hold_nothing
 
 
 @dataclass(frozen=True)
@@ -22,19 +51,20 @@ class HostedCall:
         last_image: URL of the conversation's last image, which an edit or a video begins with; None: there is none.
         request_id: names the call in the stage.
         meter: of the whole request.
-        previews: whether the client wants previews.
-        owner: name of the API key that owns the result; None where there are no keys.
-        hold: takes a place of the API key's for a job that goes on when the request has ended; returns the function
-            that gives the place back.
+        rules: of the whole answer.
     """
 
     arguments: str
     last_image: str | None
     request_id: str
     meter: Meter
-    previews: bool
-    owner: str | None
-    hold: Callable[[], Callable[[], None]]
+    rules: Rules
+
+
+def serving_stage(gateway: Gateway, output: Output) -> Stage | None:
+    """The stage that makes `output`, if it serves."""
+    stage = gateway.pipeline.output(output)
+    return None if stage is None or not stage.serving or stage.info is None else stage
 
 
 def function(name: str, description: str, prompt: str, **more: dict[str, Any]) -> Tool:
@@ -46,8 +76,8 @@ def function(name: str, description: str, prompt: str, **more: dict[str, Any]) -
         prompt: what its argument `prompt` says.
         more: schemas of its other arguments.
     """
-    asked = {"type": "string", "maxLength": _MAX_PROMPT_CHARACTERS, "description": prompt}
-    parameters = {"prompt": asked, **more}
+    prompt_schema = {"type": "string", "maxLength": _MAX_PROMPT_CHARACTERS, "description": prompt}
+    parameters = {"prompt": prompt_schema, **more}
     schema = {
         "type": "object",
         "properties": parameters,

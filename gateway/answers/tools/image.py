@@ -15,9 +15,9 @@ from gateway.answers.images import GeneratedImage, ImageGeneration, image_facts,
 from gateway.answers.request import Tool
 from gateway.answers.tools import calls
 from gateway.answers.tools.calls import HostedCall
-from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress
+from gateway.answers.tools.events import ToolEvent, ToolImage, ToolProgress
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
-from gateway.errors import ApiError, invalid
+from gateway.errors import invalid
 from gateway.media.check import MediaFile
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.stage import Stage
@@ -50,8 +50,7 @@ class ImageGenerator:
 
     def check(self, gateway: Gateway, place: str) -> None:
         """Refuses settings that the model here cannot follow, if its stage serves. Raises ApiError: 400."""
-        stage = gateway.pipeline.output("image")
-        if stage is None or not stage.serving or stage.info is None:
+        if (stage := calls.serving_stage(gateway, self.output)) is None or stage.info is None:
             return
         with calls.settings_at(place, {"model": "action"}):
             if self.settings.action == "edit":
@@ -61,26 +60,21 @@ class ImageGenerator:
             self._request("a picture", previews=True).image_start(stage.info.dit)
 
     async def events(self, gateway: Gateway, call: HostedCall) -> AsyncGenerator[ToolEvent, None]:
-        """Makes the image. The last event is the image, or a failure that the model may read. Closing the generator
-        cancels the stage's call."""
-        try:
-            stage = gateway.pipeline.output("image")
-            assert stage is not None, "the tool is offered where images are made"
-            generation, request = await self._prepare(gateway, stage, call)
-            yield ToolProgress()
-            async with aclosing(generation.events()) as events:
-                async for event in events:
-                    if not isinstance(event, GeneratedImage):
-                        continue
-                    file = await asyncio.to_thread(request.to_base64, event.pixels)
-                    facts = request.file_facts(event.pixels)
-                    if event.preview is None:
-                        facts["action"] = "edit" if generation.images else "generate"
-                        facts["revised_prompt"] = request.prompt
-                    yield ToolImage(file, facts, event.preview)
-        except ApiError as error:
-            call.meter.log.update(error.log)
-            yield ToolFailure(error)
+        """Makes the image, which is the last event. Closing the generator cancels the stage's call. Raises ApiError."""
+        stage = gateway.pipeline.output("image")
+        assert stage is not None, "the tool is offered where images are made"
+        generation, request = await self._prepare(gateway, stage, call)
+        yield ToolProgress()
+        async with aclosing(generation.events()) as events:
+            async for event in events:
+                if not isinstance(event, GeneratedImage):
+                    continue
+                file = await asyncio.to_thread(request.to_base64, event.pixels)
+                facts = request.file_facts(event.pixels)
+                if event.preview is None:
+                    facts["action"] = "edit" if generation.images else "generate"
+                    facts["revised_prompt"] = request.prompt
+                yield ToolImage(file, facts, event.preview)
 
     def _request(self, prompt: str, previews: bool) -> ImageRequest:
         members = {name: getattr(self.settings, name) for name in _MEMBERS}
@@ -98,7 +92,7 @@ class ImageGenerator:
             raise invalid("action", "there is no picture to change, or this model does not change pictures")
         info = image_facts(stage, edits=base is not None)
         mask = self._mask() if base is not None else None
-        request = self._request(prompt, call.previews)
+        request = self._request(prompt, call.rules.previews)
         start = request.image_start(info)
         start.request_id = call.request_id
         images = [] if base is None else [base]

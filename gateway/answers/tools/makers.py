@@ -15,12 +15,10 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.request import Tool
 from gateway.answers.tools import calls
 from gateway.answers.tools.calls import HostedCall
-from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolProgress, ToolResult
+from gateway.answers.tools.events import ToolEvent, ToolProgress, ToolResult
 from gateway.answers.tools.schema import SOUND_TOOL, VIDEO_TOOL, SoundTool, VideoTool
-from gateway.errors import ApiError
 from gateway.media.check import MediaFile
 from gateway.pipeline.kinds import Output
-from gateway.pipeline.stage import Stage
 from gateway.validation import validated
 from quartet.v1 import dit_pb2
 
@@ -44,19 +42,15 @@ class VideoGenerator:
 
     def check(self, gateway: Gateway, place: str) -> None:
         """Refuses settings that the model here cannot follow, if its stage serves. Raises ApiError: 400."""
-        if (stage := _known(gateway, self.output)) is not None:
+        if (stage := calls.serving_stage(gateway, self.output)) is not None:
             with calls.settings_at(place, {"model": "type"}):
                 self._request("a video").video_start(require_info(stage, videos.TASKS, "videos"))
 
     async def events(self, gateway: Gateway, call: HostedCall) -> AsyncGenerator[ToolEvent, None]:
-        """Takes the video on as a job, which can be deleted later."""
-        try:
-            prompt, _ = calls.read(call.arguments)
-            yield ToolProgress()
-            yield ToolResult({"prompt": prompt, "video": await self._job(gateway, call, prompt)})
-        except ApiError as error:
-            call.meter.log.update(error.log)
-            yield ToolFailure(error)
+        """Starts the video as a job, which can be deleted later. Raises ApiError."""
+        prompt, _ = calls.read(call.arguments)
+        yield ToolProgress()
+        yield ToolResult({"prompt": prompt, "video": await self._job(gateway, call, prompt)})
 
     def _request(self, prompt: str) -> videos.VideoRequest:
         members = {"prompt": prompt, "seconds": self.settings.seconds, "size": self.settings.size}
@@ -68,10 +62,10 @@ class VideoGenerator:
         image = None
         if dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in tasks and call.last_image is not None:
             image = MediaFile("input_reference", "image", call.last_image)
-        release = call.hold()
+        release = call.rules.hold()
         try:
             video = await videos.submit_video(
-                gateway, self._request(prompt), image, call.owner, release, call.meter.log
+                gateway, self._request(prompt), image, call.rules.owner, release, call.meter.log
             )
         except BaseException:
             release()
@@ -96,19 +90,15 @@ class SoundGenerator:
 
     def check(self, gateway: Gateway, place: str) -> None:
         """Refuses settings that the model here cannot follow, if its stage serves. Raises ApiError: 400."""
-        if (stage := _known(gateway, self.output)) is not None:
+        if (stage := calls.serving_stage(gateway, self.output)) is not None:
             with calls.settings_at(place, {"model": "type"}):
                 self._request("a sound").audio_start(require_info(stage, audio.TASKS, "sound"))
 
     async def events(self, gateway: Gateway, call: HostedCall) -> AsyncGenerator[ToolEvent, None]:
-        """Makes the sound. Closing the generator cancels the stage's call."""
-        try:
-            prompt, _ = calls.read(call.arguments)
-            yield ToolProgress()
-            yield ToolResult({"prompt": prompt, **await self._file(gateway, call, prompt)})
-        except ApiError as error:
-            call.meter.log.update(error.log)
-            yield ToolFailure(error)
+        """Makes the sound. Closing the generator cancels the stage's call. Raises ApiError."""
+        prompt, _ = calls.read(call.arguments)
+        yield ToolProgress()
+        yield ToolResult({"prompt": prompt, **await self._file(gateway, call, prompt)})
 
     def _request(self, prompt: str) -> audio.AudioRequest:
         settings = self.settings
@@ -129,11 +119,5 @@ class SoundGenerator:
 
 
 def _function(name: str, what: str) -> Tool:
-    told = f"Makes a {what}, which the user gets. Call it when the user asks for a {what}."
-    return calls.function(name, told, f"what the {what} is of")
-
-
-def _known(gateway: Gateway, output: Output) -> Stage | None:
-    """The stage that makes `output`, if it serves."""
-    stage = gateway.pipeline.output(output)
-    return None if stage is None or not stage.serving or stage.info is None else stage
+    description = f"Makes a {what}, which the user gets. Call it when the user asks for a {what}."
+    return calls.function(name, description, f"what the {what} is of")

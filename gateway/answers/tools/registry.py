@@ -40,7 +40,7 @@ class HostedTool(Protocol):
         ...
 
     def events(self, gateway: Gateway, call: HostedCall) -> AsyncGenerator[ToolEvent, None]:
-        """Runs a call."""
+        """Runs a call; its last event is the result. Raises ApiError: the call failed."""
         ...
 
 

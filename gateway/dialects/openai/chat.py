@@ -18,8 +18,9 @@ from gateway.answers.images import ImageGeneration
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest, StreamOptions
+from gateway.answers.tools.calls import Rules
 from gateway.answers.turn import AnswerEvent, TurnEnd, sum_of
-from gateway.answers.turns import Rules, Turns
+from gateway.answers.turns import Turns
 from gateway.dialects.openai.answer import StreamedAnswer, choice, chunk, whole_choice
 from gateway.errors import from_error
 from gateway.http.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
@@ -128,16 +129,11 @@ class ChatRun(_BaseRun):
     async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """(index of the answer, event), once the answer has taken it. Raises ApiError."""
         gateway, meter = self._gateway, self._meter
-        if needs_dialog(gateway, self._request):
-            running = self._turns()
-        else:
-            jobs = await to_jobs(gateway, self._request, meter.request_id, self._owner)
-            running = run(gateway.pipeline, jobs, meter.left_s)
+        running = self._turns() if needs_dialog(gateway, self._request) else self._turn()
         try:
             async with aclosing(running) as events:
                 async for index, event in events:
                     answers[index].take(event)
-                    meter.observe(event)
                     yield index, event
         except StageError as error:
             raise from_error("gateway", error) from error
@@ -145,6 +141,15 @@ class ChatRun(_BaseRun):
             if answer.audio_bytes:
                 gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
         meter.count_answers(answers)
+
+    async def _turn(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """(index of the answer, event) of a chat without tools that run here. Raises ApiError or StageError."""
+        meter = self._meter
+        jobs = await to_jobs(self._gateway, self._request, meter.request_id, self._owner)
+        async with aclosing(run(self._gateway.pipeline, jobs, meter.left_s)) as events:
+            async for index, event in events:
+                meter.observe(event)
+                yield index, event
 
     async def _turns(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """The events of all turns and tools as those of one answer. Raises ApiError."""

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from gateway import metrics
 from gateway.answers.gateway import Gateway
+from gateway.answers.meter import Meter
 from gateway.answers.sentences import cut
 from gateway.answers.voice_options import SpeakPlan, VoiceOptions, plan_speech
 from gateway.errors import ApiError, in_own_terms, invalid
@@ -112,9 +113,9 @@ class SpeechRun:
         http: HTTPConnection,
         text: str,
     ) -> None:
-        self._gateway, self._settings, self._log = gateway, settings, http.state.log
-        self._request_id: str = http.state.request_id
-        self._arrived = arrived
+        self._gateway, self._settings = gateway, settings
+        state, timeout_s = http.state, gateway.settings.request_timeout_s
+        self._meter = Meter(state.request_id, timeout_s, state.log, arrived)
         self._audio_bytes = self._text_tokens = self._frames = 0
         self.finish_reason = "stop"
         # This request's names of members that errors name as a chat's.
@@ -125,7 +126,7 @@ class SpeechRun:
         assert code2wav is not None
         self.sample_rate_hz: int = code2wav.sample_rate_hz
         self._most_bytes = _most_bytes(talker, code2wav, plan)
-        self._log |= {"format": settings.response_format, **plan.log}
+        self._meter.log |= {"format": settings.response_format, **plan.log}
 
     @classmethod
     async def begin(
@@ -181,13 +182,13 @@ class SpeechRun:
         start.CopyFrom(self._start)
         typed = piece if isinstance(piece, TypedText) else None
         start.text.text = "" if isinstance(piece, TypedText) else piece
-        job = Job(f"{self._request_id}{suffix}", speech(start), text=typed)
-        left_s = max(0.0, self._gateway.settings.request_timeout_s - self._elapsed_s())
+        job = Job(f"{self._meter.request_id}{suffix}", speech(start), text=typed)
         with in_own_terms(self._names):
-            async with aclosing(run(self._gateway.pipeline, [job], left_s)) as events:
+            async with aclosing(run(self._gateway.pipeline, [job], self._meter.left_s)) as events:
                 async for _, event in events:
                     if isinstance(event, AudioDelta):
-                        self._observe(event)
+                        self._meter.observe(event)
+                        self._audio_bytes += len(event.pcm16)
                         yield event.pcm16
                     elif isinstance(event, Finished) and event.talker is not None:
                         self._text_tokens += event.talker.text_tokens
@@ -195,16 +196,13 @@ class SpeechRun:
                         if event.talker.end == talker_pb2.SPEECH_END_LENGTH:
                             self.finish_reason = "length"
 
-    def _elapsed_s(self) -> float:
-        return time.monotonic() - self._arrived
-
-    def _observe(self, audio: AudioDelta) -> None:
-        metrics.came(metrics.TTFA, self._elapsed_s(), self._log)
-        self._audio_bytes += len(audio.pcm16)
-
     def _finish(self) -> None:
-        metrics.spoken(self._audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz, self._elapsed_s())
-        self._log |= {"text_tokens": self._text_tokens, "frames": self._frames, "finish_reason": self.finish_reason}
+        metrics.spoken(self._audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz, self._meter.elapsed_s)
+        self._meter.log |= {
+            "text_tokens": self._text_tokens,
+            "frames": self._frames,
+            "finish_reason": self.finish_reason,
+        }
 
 
 def nothing_to_say(param: str) -> ApiError:

@@ -3,7 +3,7 @@
 import asyncio
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ import structlog
 
 from gateway.access.api_keys import ApiKey
 from gateway.answers.gateway import Gateway
+from gateway.answers.tools.calls import hold_nothing
 from gateway.answers.tools.registry import available
 from gateway.dialects.responses.items import new_id, read_items
 from gateway.dialects.responses.output import ResponseEvent
@@ -125,7 +126,7 @@ class Responses:
         response_id = new_id("resp")
         name = response_id if request.background else request_id
         spec = ResponseSpec(
-            request, tools, earlier, items, response_id, name, owner, log_fields, key.hold if key else _hold_nothing
+            request, tools, earlier, items, response_id, name, owner, log_fields, key.hold if key else hold_nothing
         )
         log_fields |= {"response_id": response_id, "stream": bool(request.stream)}
         return ResponseRun(self.gateway, spec, self._keep)
@@ -272,10 +273,6 @@ class Responses:
                     await self.store.touch(name)
                 except (StoreError, sqlite3.Error):
                     log.exception("responses cannot be stored")
-
-
-def _hold_nothing() -> Callable[[], None]:
-    return lambda: None
 
 
 def _is(thread_id: str, prefix: str) -> bool:

@@ -10,9 +10,10 @@ import structlog
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
+from gateway.answers.tools.calls import MAX_CALLS, Rules
 from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
 from gateway.answers.turn import NextTurn, ToolStart, Turn, TurnEnd
-from gateway.answers.turns import MAX_CALLS, Rules, Turns
+from gateway.answers.turns import Turns
 from gateway.dialects.responses.dialog import ResponseDialog
 from gateway.dialects.responses.output import HostedOutput, OutputItem, ResponseEvent
 from gateway.dialects.responses.parts import Item

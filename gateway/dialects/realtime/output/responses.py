@@ -14,10 +14,11 @@ from gateway.access.api_keys import ApiKey
 from gateway.answers.answer import Answer
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
+from gateway.answers.tools.calls import Rules
 from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
 from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.turn import NextTurn, ToolStart, TurnEnd, sum_of
-from gateway.answers.turns import Rules, Turns
+from gateway.answers.turns import Turns
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
