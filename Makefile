@@ -8,9 +8,9 @@
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c "" 2>/dev/null && command -v $$python && break; done)
 PIP_FLAGS ?=
-BENCH ?= --flag thinker.enforce_eager=false --flag talker.enforce_eager=false
+BENCH ?= --flag thinker.compile=on --flag talker.compile=on
 FAMILY ?= qwen3-omni
-BENCH_SPEAK ?= --flag talker.enforce_eager=false
+BENCH_SPEAK ?= --flag talker.compile=on
 BENCH_DIT ?=
 BENCH_REALTIME ?=
 TEST_COMPOSE ?=

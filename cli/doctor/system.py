@@ -69,9 +69,7 @@ def lacks(thinker: str = "thinker-cpu", folder: Path | None = None) -> Iterator[
         yield Lack("libnuma.so.1: vLLM's CPU kernels are linked against it", NUMA)
     yield from _room(thinker, folder)
     if not shutil.which("g++"):
-        yield Lack(
-            "a C++ compiler (g++): stages compile with it where --enforce-eager=false is set", COMPILER, fatal=False
-        )
+        yield Lack("a C++ compiler (g++): stages compile with it where --compile=on is set", COMPILER, fatal=False)
     if not _loads("libportaudio.so.2"):
         yield Lack(
             "PortAudio (libportaudio.so.2): `quartet talk` reaches microphone and speakers by it",

@@ -56,7 +56,7 @@ def start_engine(
 ) -> DecodeEngine:
     """Loads the decoder and starts its engine, not warmed up. Blocks. Raises as `load_decoder`."""
     decoder = load_decoder(settings.model, settings.dtype, settings.device, settings.windows)
-    execution = decide(settings.enforce_eager, Accelerator.of(decoder.device))
+    execution = decide(settings.compile, Accelerator.of(decoder.device))
     log_choices(execution.choices)
     return DecodeEngine(
         decoder,

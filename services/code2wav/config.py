@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from services.code2wav.windows import WindowSettings
-from services.common.rpc.settings import StageSettings
+from services.common.rpc.settings import CompileSettings
 from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 
 
@@ -15,7 +15,7 @@ def _numbers(value: Any) -> Any:
     return [number.strip() for number in value.split(",")] if isinstance(value, str) else value
 
 
-class Code2WavSettings(StageSettings):
+class Code2WavSettings(CompileSettings):
     """Settings of code2wav: flags, QUARTET_CODE2WAV_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_CODE2WAV_")
@@ -24,7 +24,8 @@ class Code2WavSettings(StageSettings):
         default=FRAMES_IN_FLIGHT // 8,
         ge=1,
         description="most frames of one stream decoded in one step: what a stream waits for while its listener still "
-        "has sound to play; four times as many are taken in before a client reads their samples",
+        "has sound to play; four times as many are taken in before a client reads their samples. "
+        "A power of two on a GPU",
     )
     lead_margin_ms: float = Field(
         default=100.0,
@@ -49,12 +50,6 @@ class Code2WavSettings(StageSettings):
     )
     window_future_frames: int | None = Field(
         default=None, ge=0, description="frames after it, which sound waits for; default: the decoder's"
-    )
-
-    enforce_eager: bool | None = Field(
-        default=None,
-        description="whether steps run without CUDA graphs; default: captured on CUDA, where max_frames_per_step "
-        "should be a power of two; a CPU always runs them eagerly",
     )
 
     @property

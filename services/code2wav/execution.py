@@ -14,17 +14,17 @@ class DecodeExecution:
     choices: tuple[Choice, ...]
 
 
-def decide(enforce_eager: bool | None, accelerator: Accelerator | None) -> DecodeExecution:
-    """Chooses for `accelerator`; None is a CPU. `enforce_eager` is the setting."""
+def decide(compile: str, accelerator: Accelerator | None) -> DecodeExecution:
+    """Chooses for `accelerator`; None is a CPU. `compile` is the setting."""
     if accelerator is None:
         step = Choice("step", "eager", "a CPU has no CUDA graphs")
         return DecodeExecution(captured=False, choices=(step, Choice("attention", "torch's for CPUs", "there is one")))
     step = Choice("step", "CUDA graphs", "steps of 1, 2, 4, ... streams and frames are captured at start")
-    if enforce_eager:
-        step = Choice("step", "eager", "--enforce-eager")
+    if compile == "off":
+        step = Choice("step", "eager", "--compile=off")
     attention = Choice("attention", "memory-efficient", "cuDNN would make a plan for each new number of frames")
-    return DecodeExecution(captured=not enforce_eager, choices=(step, attention))
+    return DecodeExecution(captured=compile != "off", choices=(step, attention))
 
 
 def choices(settings: Code2WavSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
-    return decide(settings.enforce_eager, accelerator).choices
+    return decide(settings.compile, accelerator).choices

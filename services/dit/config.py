@@ -39,7 +39,9 @@ class DitSettings(PipelineSettings):
     cache_interval_steps: int = Field(
         default=5, ge=2, description="taylorseer: every so many steps one is computed in full"
     )
-    compile_blocks: bool = Field(default=False, description="torch.compile the transformer's repeated blocks")
+    compile: Literal["on", "off"] = Field(
+        default="off", description="on: torch.compile the transformer's repeated blocks, minutes at the start"
+    )
     vae_slicing: bool = Field(default=False, description="decode pictures one at a time: less memory")
     vae_tiling: bool = Field(
         default=False, description="decode large pictures in tiles: less memory, seams are blended"

@@ -45,9 +45,9 @@ def _attention(asked: str | None, accelerator: Accelerator | None) -> Choice:
 
 
 def _blocks(settings: DitSettings) -> Choice:
-    if settings.compile_blocks:
-        return Choice("blocks", "compiled", "as --compile-blocks says: minutes at the start")
-    return Choice("blocks", "eager", "every output is diffusers' own; --compile-blocks compiles them")
+    if settings.compile == "on":
+        return Choice("blocks", "compiled", "as --compile=on says: minutes at the start")
+    return Choice("blocks", "eager", "every output is diffusers' own; --compile=on compiles them")
 
 
 def _offload(offload: str, accelerator: Accelerator | None) -> Choice:
@@ -72,7 +72,7 @@ def devices(settings: DitSettings, accelerator: Accelerator | None) -> Choice:
         return Choice("devices", "1", "--context-parallel-ulysses and -ring share a call among several")
     asked = f"context_parallel_ulysses={ulysses}, context_parallel_ring={ring}"
     path = f"{settings.parallel_devices}: ulysses {ulysses} x ring {ring}"
-    for name, off in (("cache", "none"), ("compile_blocks", False), ("offload", "none")):
+    for name, off in (("cache", "none"), ("compile", "off"), ("offload", "none")):
         if (value := getattr(settings, name)) != off:
             reason = f"{asked}: not together with {name}={value}; leave one of them out"
             return Choice("devices", path, reason, fatal=True)

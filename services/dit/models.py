@@ -195,7 +195,7 @@ def _prepare(denoiser: Any, dtype: torch.dtype, settings: DitSettings) -> None:
         denoiser.enable_cache(FirstBlockCacheConfig(threshold=settings.cache_threshold))
     elif settings.cache == "taylorseer":
         denoiser.enable_cache(TaylorSeerCacheConfig(cache_interval=settings.cache_interval_steps))
-    if settings.compile_blocks:
+    if settings.compile == "on":
         denoiser.compile_repeated_blocks(dynamic=True)
 
 

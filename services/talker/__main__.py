@@ -61,7 +61,7 @@ def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     family, model = load_talker(settings.model, device, dtype)
     positions = min(settings.max_context_positions, model.spec.max_positions)
-    execution = decide(settings.enforce_eager, Accelerator.of(device), str(model.dtype).removeprefix("torch."))
+    execution = decide(settings.compile, Accelerator.of(device), str(model.dtype).removeprefix("torch."))
     log_choices(execution.choices)
     model.use_experts(execution.run_experts)
     capturer = CudaGraphs(device) if execution.captured else None

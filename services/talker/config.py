@@ -3,11 +3,11 @@
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.common.rpc.settings import StageSettings
+from services.common.rpc.settings import CompileSettings
 from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 
 
-class TalkerSettings(StageSettings):
+class TalkerSettings(CompileSettings):
     """Turns a thinker's tokens and states into codec frames."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_TALKER_")
@@ -24,9 +24,4 @@ class TalkerSettings(StageSettings):
         default=FRAMES_IN_FLIGHT,
         ge=1,
         description="codec frames of a request that its consumer has not read, after which it stands still",
-    )
-    enforce_eager: bool | None = Field(
-        default=None,
-        description="run a step kernel by kernel; default: only on a CPU. On a GPU a step is otherwise one CUDA graph; "
-        "on a CPU the code predictor is compiled, which takes a minute and a C++ compiler",
     )

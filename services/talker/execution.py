@@ -28,34 +28,34 @@ class Execution:
     compiled_predictor: bool = False
 
 
-def decide(enforce_eager: bool | None, accelerator: Accelerator | None, dtype: str) -> Execution:
+def decide(compile: str, accelerator: Accelerator | None, dtype: str) -> Execution:
     """The paths on `accelerator` (None: a CPU) of a model in `dtype`, a name as "bfloat16".
 
     Args:
-        enforce_eager: the setting; None is its default.
+        compile: the setting. On a CPU "on" compiles the code predictor, which takes a minute and a C++ compiler.
     """
     if accelerator is None:
-        compiled = enforce_eager is False
-        step = Choice("step", "eager", "a CPU without --enforce-eager=false")
+        compiled = compile == "on"
+        step = Choice("step", "eager", "a CPU without --compile=on")
         if compiled:
-            step = Choice("step", "compiled code predictor", "--enforce-eager=false")
+            step = Choice("step", "compiled code predictor", "--compile=on")
         moe = Choice("moe", "grouped matrix products", "a CPU loops over them without waiting")
         attention = Choice("attention", "torch's for CPUs", "there is one")
         return Execution(
             captured=False, run_experts=grouped_experts, choices=(step, moe, attention), compiled_predictor=compiled
         )
     step = Choice("step", "CUDA graphs", "all shapes of a step are captured at start")
-    if enforce_eager:
-        step = Choice("step", "eager", "--enforce-eager")
+    if compile == "off":
+        step = Choice("step", "eager", "--compile=off")
     where, experts = f"{accelerator.architecture} in {dtype}", static_experts
     moe = Choice("moe", "static matrix products", f"torch's grouped products wait for the host on {where}")
     if dtype == "bfloat16" and accelerator.capability[0] in _GROUPED_KERNEL_MAJORS:
         experts = grouped_experts
         moe = Choice("moe", "grouped matrix products", f"torch has a kernel for {where}")
     attention = Choice("attention", "flash, memory-efficient", "cuDNN would make a plan for every new prompt length")
-    return Execution(captured=not enforce_eager, run_experts=experts, choices=(step, moe, attention))
+    return Execution(captured=compile != "off", run_experts=experts, choices=(step, moe, attention))
 
 
 def choices(settings: TalkerSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
     """What `decide` decides for these settings, for `quartet doctor`."""
-    return decide(settings.enforce_eager, accelerator, dtype).choices
+    return decide(settings.compile, accelerator, dtype).choices

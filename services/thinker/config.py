@@ -7,10 +7,10 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.common.image_limits import MIN_IMAGE_SIDE
-from services.common.rpc.settings import StageSettings
+from services.common.rpc.settings import CompileSettings
 
 
-class ThinkerSettings(StageSettings):
+class ThinkerSettings(CompileSettings):
     """Settings of the thinker: flags, QUARTET_THINKER_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_THINKER_")
@@ -51,9 +51,6 @@ class ThinkerSettings(StageSettings):
         default=False,
         description="tell log-probabilities of prompts to requests that ask for them. A step of these takes up to "
         "max_batched_tokens x vocabulary x 8 bytes more, which gpu_memory_utilization has to leave free",
-    )
-    enforce_eager: bool | None = Field(
-        default=None, description="skip compilation and CUDA graphs; default: on a CPU, where compiling takes a minute"
     )
     tool_call_parser: str | None = Field(
         default=None,

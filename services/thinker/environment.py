@@ -65,7 +65,7 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
     if device.flashinfer_missing():
         # vLLM's sampler would compile FlashInfer's kernels when they are first used, and die where it cannot
         variables[device.SAMPLER_VARIABLE] = "0"
-    if settings.enforce_eager is not False and device.vllm_is_for_cpus():
+    if settings.compile != "on" and device.vllm_is_for_cpus():
         # vLLM's sampler compiles a few small functions when they are first used, which stops a CPU for 15 s
         variables["TORCHDYNAMO_DISABLE"] = "1"
     if settings.tensor_parallel_size > 1 and device.vllm_is_for_cpus():

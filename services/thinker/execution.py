@@ -46,11 +46,11 @@ def step(settings: ThinkerSettings, accelerator: Accelerator | None, dtype: str)
         reason = f"{dtype} needs compute capability {least}, {accelerator.name} is {accelerator.architecture}"
         return Choice("step", "none", f"{reason}; give --dtype float16", fatal=True)
     compiled = "compiled, CUDA graphs" if accelerator else "compiled"
-    if settings.enforce_eager is not None:
-        path = EAGER if settings.enforce_eager else compiled
-        return Choice("step", path, f"enforce_eager is {str(settings.enforce_eager).lower()}")
+    if settings.compile != "auto":
+        path = EAGER if settings.compile == "off" else compiled
+        return Choice("step", path, f"--compile={settings.compile}")
     if accelerator is None:
-        return Choice("step", EAGER, "compiling takes a CPU a minute; enforce_eager=false compiles")
+        return Choice("step", EAGER, "compiling takes a CPU a minute; --compile=on does")
     return Choice("step", compiled, "the default on a GPU")
 
 

@@ -200,8 +200,8 @@ def test_how_far_outputs_are_apart():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--variant", "compile_blocks=true"], "must be NAME:SETTING=VALUE"),
-        (["--variant", "compile:compile_blocks"], "must be SETTING=VALUE"),
+        (["--variant", "compile=on"], "must be NAME:SETTING=VALUE"),
+        (["--variant", "compile:compile"], "must be SETTING=VALUE"),
         (["--dit-flag", "max_batch"], "must be SETTING=VALUE"),
         (["--size", "64"], "must be WIDTHxHEIGHT"),
         (["--families", "sd3,wan-i2v"], "there is no 'wan-i2v'"),
@@ -222,12 +222,10 @@ def test_flags_of_the_dits_benchmark_that_are_refused(
 def test_variants_of_the_dit_have_the_flags_of_all():
     from benchmarks.dit import Variant, parse
 
-    options = parse(
-        ["--dit-flag", "max_batch=4", "--variant", "plain:", "--variant", "fast:compile_blocks=true,cache=x"]
-    )
+    options = parse(["--dit-flag", "max_batch=4", "--variant", "plain:", "--variant", "fast:compile=on,cache=x"])
     assert options.variants == [
         Variant("plain", ("--max-batch=4",)),
-        Variant("fast", ("--max-batch=4", "--compile-blocks=true", "--cache=x")),
+        Variant("fast", ("--max-batch=4", "--compile=on", "--cache=x")),
     ]
     assert parse([]).variants == [Variant("", ())]
 

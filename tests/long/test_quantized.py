@@ -57,7 +57,7 @@ def checkpoint(case: Case, tiny_checkpoint: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def stack(case: Case, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    settings = f"--thinker-arg=--dtype={case.dtype}", "--thinker-arg=--enforce-eager=true"
+    settings = f"--thinker-arg=--dtype={case.dtype}", "--thinker-arg=--compile=off"
     with running(checkpoint, tmp_path_factory.mktemp("run"), *settings) as started:
         yield started
 

@@ -152,22 +152,22 @@ class TestExecution:
     def test_every_gpu_captures_and_only_those_with_the_kernel_run_grouped_products(self, name: str, dtype: str):
         accelerator = Accelerator("GPU", ARCHITECTURES[name], 80 * 1024**3)
         assert accelerator.architecture == name
-        execution = talker_execution.decide(None, accelerator, dtype)
+        execution = talker_execution.decide("auto", accelerator, dtype)
         assert execution.captured
         has_kernel = name in self.grouped and dtype == "bfloat16"
         assert execution.run_experts is (grouped_experts if has_kernel else static_experts)
         (moe,) = [choice for choice in execution.choices if choice.part == "moe"]
         assert name in moe.reason
         assert dtype in moe.reason
-        assert code2wav_execution.decide(None, accelerator).captured
-        assert not talker_execution.decide(True, accelerator, dtype).captured
-        assert not code2wav_execution.decide(True, accelerator).captured
+        assert code2wav_execution.decide("auto", accelerator).captured
+        assert not talker_execution.decide("off", accelerator, dtype).captured
+        assert not code2wav_execution.decide("off", accelerator).captured
 
     def test_a_cpu_captures_nothing_and_compiles_when_told_to(self):
-        assert not talker_execution.decide(None, None, "float32").compiled_predictor
-        assert not talker_execution.decide(None, None, "float32").captured
-        assert talker_execution.decide(False, None, "float32").compiled_predictor
-        assert not code2wav_execution.decide(False, None).captured
+        assert not talker_execution.decide("auto", None, "float32").compiled_predictor
+        assert not talker_execution.decide("auto", None, "float32").captured
+        assert talker_execution.decide("on", None, "float32").compiled_predictor
+        assert not code2wav_execution.decide("on", None).captured
 
 
 @torch.inference_mode()

@@ -34,7 +34,7 @@ def test_defaults_are_diffusers_own() -> None:
 
 
 def test_paths_follow_the_settings() -> None:
-    told = paths(A100, attention_backend="flash", compile_blocks=True, offload="model", cache="first-block")
+    told = paths(A100, attention_backend="flash", compile="on", offload="model", cache="first-block")
     assert told["attention"] == "flash"
     assert told["blocks"] == "compiled"
     assert told["models"] == "offload model"

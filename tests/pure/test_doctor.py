@@ -150,7 +150,7 @@ def test_a_cpu_needs_vector_units() -> None:
 
 
 def test_settings_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUARTET_TALKER_ENFORCE_EAGER", "true")
+    monkeypatch.setenv("QUARTET_TALKER_COMPILE", "off")
     monkeypatch.setenv("QUARTET_CODE2WAV_DEVICE", "cuda:1")
     monkeypatch.setenv("QUARTET_THINKER_TENSOR_PARALLEL_SIZE", "2")
     two = machine(GPUS["sm_90"], 2)

@@ -242,7 +242,7 @@ def test_no_process_is_left(how: str, make: Callable[[str], Path]) -> None:
         ("z-image", {}, "no context-parallel plan for ZImageTransformer2DModel"),
         ("flux", {"context_parallel_ulysses": 3}, "does not divide the 2 attention heads"),
         ("flux", {"cache": "first-block"}, "not together with cache=first-block"),
-        ("flux", {"compile_blocks": True}, "not together with compile_blocks"),
+        ("flux", {"compile": "on"}, "not together with compile"),
         ("flux", {"offload": "model"}, "not together with offload=model"),
         ("flux", {"attention_backend": "flex"}, "attention_backend=flex cannot do that"),
         ("flux", {"context_parallel_ring": 2}, "attention_backend=native cannot do that"),

@@ -153,7 +153,7 @@ def test_with_a_cuda_compiler_vllm_chooses_as_it_likes(tmp_path):
 def test_paths_on_a_cpu():
     told = choices(None, "float32")
     assert (told["step"].path, told["runner"].path, told["sampler"].path) == ("eager", "V1", "native")
-    assert choices(None, "float32", enforce_eager=False)["step"].path == "compiled"
+    assert choices(None, "float32", compile="on")["step"].path == "compiled"
 
 
 def test_what_cannot_start_is_fatal_and_says_what_to_change(monkeypatch):

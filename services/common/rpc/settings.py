@@ -194,3 +194,13 @@ class StageSettings(TlsSettings):
     def model_name(self) -> str:
         """Name the stage reports."""
         return self.served_model_name or self.model
+
+
+class CompileSettings(StageSettings):
+    """Settings of a stage whose engine can compile its steps."""
+
+    compile: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="on: steps are compiled, which takes a minute and more at the start; off: every kernel is started "
+        "by itself; auto: CUDA graphs on a GPU, off on a CPU",
+    )
