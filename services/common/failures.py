@@ -1,7 +1,5 @@
-"""What a failed start says to people: one sentence with its cause and what to do.
-
-Libraries fail with tracebacks, and the cause is often in the middle of one, or in another process. Here are the causes
-that users meet, known by what libraries say; of all others the last error is said as it is.
+"""What a failed start says to people: one sentence with its cause and what to do, for causes known by libraries' texts;
+else the last error.
 """
 
 import json
@@ -12,64 +10,37 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 EVENT = "cannot start"  # of the last line that a stage logs
-TRACEBACKS = "QUARTET_TRACEBACKS"
-"""Environment variable: with 1, a stage that cannot start logs where in the program that was, as at level debug."""
+TRACEBACKS = "QUARTET_TRACEBACKS"  # environment variable: with 1, a failed start's traceback is logged at any level
 
 _MOST_CHARACTERS = 600
-_GATED = "accept its terms on its page at the hub, then log in by HF_TOKEN"
-# (what a library says, the cause, what to do). In the last two {1} is what the first one's group 1 has found.
-_KNOWN: tuple[tuple[str, str, str], ...] = (
-    (
-        r"libnuma\.so\.1",
-        "the library libnuma.so.1 is not on this machine",
-        "install it (apt install libnuma1, dnf install numactl-libs, apk add numactl)",
-    ),
-    (
-        r"([\w.+-]+\.so[\w.]*): cannot open shared object file",
-        "the library {1} is not on this machine",
-        "install the package of your system that has it",
-    ),
-    (
-        r"_OpNamespace' '_C\w*' object has no attribute",
-        "vLLM's kernels are not loaded",
-        "`quartet doctor` says what this machine lacks for them",
-    ),
-    (r"driver on your system is too old", "NVIDIA's driver is too old", "install a newer one; `quartet doctor` says"),
-    (r"CUDA out of memory", "the GPU's memory is full", "end what else runs there, or take a smaller model"),
-    (
-        r"[Cc]an(no|')t allocate memory|MemoryError|[Oo]ut of memory|bad_alloc|could not create a primitive",
-        "the memory is full",
-        "end what else runs, or take a larger machine or a smaller model",
-    ),
-    (
-        r"(?:No space left on device|[Nn]ot enough free disk space)(?:.*?'([^']+)')?",
-        "the disk is full",
-        "make room there, or name another place: HF_HOME for what is fetched, TMPDIR for temporary files",
-    ),
-    (
-        r"(?:[Pp]ermission denied|PermissionError).*?'([^']+)'",
-        "no permission for {1}",
-        "let the user that runs this read it (chmod, chown), or name another",
-    ),
-    (
-        r"SafetensorError|corrupt or not all there|HeaderTooLarge|MetadataIncompleteBuffer",
-        "a file of the checkpoint is corrupt or not all there",
-        "fetch it again",
-    ),
-    (
-        r"No available memory for the cache blocks|Cannot auto-fit max_model_len",
-        "there is no room for the KV cache",
-        "raise --kv-cache-bytes, or on a GPU --gpu-memory-utilization",
-    ),
-    (
-        r"(KV cache is needed.*?larger than the available KV cache memory[^.]*)",
-        "{1}",
-        "raise --kv-cache-bytes, or lower --max-context-tokens",
-    ),
-    (r"[Ff]ailed to bind to address \S*:(\d+)", "port {1} is taken", "name a free one by --port"),
-    (r"[Ff]ailed to bind|[Aa]ddress already in use", "the port is taken", "name a free one by --port"),
-    (r"GatedRepo|Access to model .* is restricted", "the model is gated", _GATED),
-)
+# A pattern of what a library says -> the cause, and what to do. {what} is the pattern's group 1, {where} the same in
+# parentheses if it is there.
+_KNOWN = {
+    r"libnuma\.so\.1": "the library libnuma.so.1 is not on this machine: "
+    "install it (apt install libnuma1, dnf install numactl-libs, apk add numactl)",
+    r"([\w.+-]+\.so[\w.]*): cannot open shared object file": "the library {what} is not on this machine: "
+    "install the package of your system that has it",
+    r"_OpNamespace' '_C\w*' object has no attribute": "vLLM's kernels are not loaded: "
+    "`quartet doctor` says what this machine lacks for them",
+    r"driver on your system is too old": "NVIDIA's driver is too old: install a newer one; `quartet doctor` says",
+    r"CUDA out of memory": "the GPU's memory is full: end what else runs there, or take a smaller model",
+    r"[Cc]an(?:no|')t allocate memory|MemoryError|[Oo]ut of memory|bad_alloc|create a primitive": "the memory is full: "
+    "end what else runs, or take a larger machine or a smaller model",
+    r"(?:No space left on device|[Nn]ot enough free disk space)(?:.*?'([^']+)')?": "the disk is full{where}: "
+    "make room there, or name another place: HF_HOME for what is fetched, TMPDIR for temporary files",
+    r"(?:[Pp]ermission denied|PermissionError).*?'([^']+)'": "no permission for {what}: "
+    "let the user that runs this read it (chmod, chown), or name another",
+    r"SafetensorError|corrupt or not all there|HeaderTooLarge|MetadataIncompleteBuffer": "a file of the checkpoint is "
+    "corrupt or not all there: fetch it again",
+    r"No available memory for the cache blocks|Cannot auto-fit max_model_len": "there is no room for the KV cache: "
+    "raise --kv-cache-bytes, or on a GPU --gpu-memory-utilization",
+    r"(KV cache is needed.*?larger than the available KV cache memory[^.]*)": "{what}: "
+    "raise --kv-cache-bytes, or lower --max-context-tokens",
+    r"[Ff]ailed to bind to address \S*:(\d+)": "port {what} is taken: name a free one by --port",
+    r"[Ff]ailed to bind|[Aa]ddress already in use": "the port is taken: name a free one by --port",
+    r"GatedRepo|Access to model .* is restricted": "the model is gated: "
+    "accept its terms on its page at the hub, then log in by HF_TOKEN",
+}
 _CONSEQUENCES = re.compile(r"See root cause above|See stack trace for root cause|EngineDeadError")
 _ENDED_CHILD = re.compile(r"Failed core proc\(s\): .*?: (-\d+)")
 _SIGNALS = {
@@ -81,7 +52,7 @@ _VALIDATION = re.compile(r"Value error, (.*?)(?: \[type=|$)")  # pydantic's, aro
 
 
 def sentence(error: BaseException) -> str:
-    """What `error` is for people: its cause, and what to do where that is known."""
+    """The cause of `error`, and what to do if that is known."""
     text = str(error)
     if known := _known(f"{type(error).__name__}: {text}"):
         return known
@@ -91,15 +62,14 @@ def sentence(error: BaseException) -> str:
 
 
 def first_cause(texts: Iterable[str]) -> str | None:
-    """Of errors of one start ("Type: message"), in their order, the one that caused the others; one that is known goes
-    first. None: there is none."""
+    """Of a start's errors ("Type: message"), in order, the first known one that is no consequence, else the first."""
     causes = [text for text in texts if not _CONSEQUENCES.search(text)]
     known = next(filter(None, map(_known, causes)), None)
     return known or (_one_line(causes[0]) if causes else None)
 
 
 def ended_child(text: str) -> str | None:
-    """What has ended without a word, and by which signal where vLLM says that; None: `text` is about something else."""
+    """Which signal ended the engine's process, as vLLM's `text` says; None: it is about something else."""
     found = _ENDED_CHILD.search(text)
     if found is None:
         return f"the engine's process was killed: {_SIGNALS[signal.SIGKILL]}" if _CONSEQUENCES.search(text) else None
@@ -109,14 +79,14 @@ def ended_child(text: str) -> str | None:
 
 
 def own_words(log: str) -> str | None:
-    """Why a stage cannot start, as the last line of its `log` says it (`EVENT`); None: it has not come to that."""
+    """The error of a stage's last `EVENT` in its `log`; None: it logged none."""
     entries = (entry for line in reversed(log.splitlines()) if (entry := _entry(line)))
     return next((str(entry.get("error")) for entry in entries if entry.get("event") == EVENT), None)
 
 
 def last_error(log: str) -> str | None:
-    """The last error of a process that ended without saying why: of a traceback its last line, else a line that is no
-    JSON, or an error's. None: there is none."""
+    """The last error of a process that ended without `EVENT`: a traceback's last line, a line that is no JSON, or an
+    error's."""
     lines = [line for line in log.splitlines() if line.strip()]
     while lines:
         line = lines.pop()
@@ -132,16 +102,14 @@ def last_error(log: str) -> str | None:
 
 
 def shows_tracebacks() -> bool:
-    """Whether the environment asks for them."""
     return os.environ.get(TRACEBACKS) == "1"
 
 
 def _known(text: str) -> str | None:
-    for said, cause, remedy in _KNOWN:
-        if found := re.search(said, text, re.DOTALL):
-            what = (found[1] or "") if found.re.groups else ""
-            where = f" ({what})" if what and "{1}" not in cause else ""
-            return f"{cause.replace('{1}', _one_line(what))}{where}: {remedy}"
+    for pattern, message in _KNOWN.items():
+        if found := re.search(pattern, text, re.DOTALL):
+            what = _one_line(found[1] or "") if found.re.groups else ""
+            return message.format(what=what, where=what and f" ({what})")
     return None
 
 
@@ -153,7 +121,7 @@ def _one_line(text: str) -> str:
 
 
 def _entry(line: str) -> Mapping[str, Any] | None:
-    """A line of the log that is JSON."""
+    """The line as JSON; None if it is none."""
     if not line.startswith("{"):
         return None
     try:
