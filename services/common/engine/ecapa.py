@@ -1,9 +1,8 @@
 """Who speaks, as a vector: ECAPA-TDNN (arXiv:2005.07143) on a log mel spectrogram, with the published parameter names.
-
 Tensors are (sounds, channels, mel frames).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -11,13 +10,11 @@ from torch import nn
 
 
 def _conv(inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> nn.Conv1d:
-    """A convolution whose output is as long as its input, which is mirrored at both ends."""
+    """A convolution that keeps the length of its input, mirrored at both ends."""
     return nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
 
 
 class TimeDelay(nn.Module):
-    """A convolution and a ReLU."""
-
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
         super().__init__()
         self.conv = _conv(inputs, outputs, kernel, dilation)
@@ -27,7 +24,7 @@ class TimeDelay(nn.Module):
 
 
 class Res2Net(nn.Module):
-    """Groups of channels, each of which sees the one before it convolved. arXiv:1904.01169."""
+    """Groups of channels; each sees the one before it convolved. arXiv:1904.01169."""
 
     def __init__(self, channels: int, groups: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -43,7 +40,7 @@ class Res2Net(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """A weight for each channel, by the means of all. arXiv:1709.01507."""
+    """A weight for each channel by the means of all. arXiv:1709.01507."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
@@ -67,7 +64,7 @@ class SpeakerBlock(nn.Module):
 
 
 class AttentivePooling(nn.Module):
-    """Means and deviations of the channels over time, weighted by an attention: (sounds, 2 x channels, 1)."""
+    """Attention-weighted means and deviations of channels over time: (sounds, 2 x channels, 1)."""
 
     def __init__(self, channels: int, inner: int) -> None:
         super().__init__()
@@ -89,57 +86,33 @@ class SpeakerEncoder(nn.Module):
     """A mel spectrogram to a vector.
 
     Args:
-        channels, kernels, dilations: of the first layer, of each block, and of the layer that joins their outputs.
-        groups: of a block's Res2Net.
-        squeezed, attended: widths inside a block's weights and inside the pooling's attention.
-        outputs: width of the vector.
+        config: channels, kernels and dilations of the first layer, of each block, and of the layer that joins their
+            outputs; and other widths.
+        name: of `config` in a checkpoint's config.json.
+
+    Raises:
+        ValueError: a key is missing, or widths do not fit each other.
     """
 
-    def __init__(
-        self,
-        mel_bins: int,
-        channels: Sequence[int],
-        kernels: Sequence[int],
-        dilations: Sequence[int],
-        groups: int,
-        squeezed: int,
-        attended: int,
-        outputs: int,
-    ) -> None:
+    def __init__(self, config: Mapping[str, Any], name: str) -> None:
         super().__init__()
-        self.mel_bins = mel_bins
-        layers: list[nn.Module] = [TimeDelay(mel_bins, channels[0], kernels[0], dilations[0])]
+        try:
+            self.mel_bins = cast("int", config["mel_dim"])
+            channels, kernels, dilations = (config[f"enc_{key}"] for key in ("channels", "kernel_sizes", "dilations"))
+            groups, squeezed = config["enc_res2net_scale"], config["enc_se_channels"]
+            attended, outputs = config["enc_attention_channels"], config["enc_dim"]
+        except KeyError as error:
+            raise ValueError(f"{name}.{error.args[0]} is missing") from None
+        first, *blocks, joined = channels
+        if set(blocks) != {first} or joined != sum(blocks):
+            raise ValueError(f"{name}.enc_channels {channels} must be equal ones and, last, their sum")
+        layers: list[nn.Module] = [TimeDelay(self.mel_bins, first, kernels[0], dilations[0])]
         for width, kernel, dilation in list(zip(channels, kernels, dilations, strict=True))[1:-1]:
             layers.append(SpeakerBlock(width, groups, squeezed, kernel, dilation))
         self.blocks = nn.ModuleList(layers)
-        joined = channels[-1]
         self.mfa = TimeDelay(joined, joined, kernels[-1], dilations[-1])
         self.asp = AttentivePooling(joined, attended)
         self.fc = _conv(2 * joined, outputs)
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], name: str) -> "SpeakerEncoder":
-        """The one that `config` describes, which is called `name` in a checkpoint's, with no parameters loaded yet.
-
-        Raises:
-            ValueError: a key is missing, or widths do not fit each other.
-        """
-        try:
-            first, *blocks, joined = channels = cast("list[int]", config["enc_channels"])
-            if set(blocks) != {first} or joined != sum(blocks):
-                raise ValueError(f"{name}.enc_channels {channels} must be equal ones and, last, their sum")
-            return cls(
-                config["mel_dim"],
-                channels,
-                config["enc_kernel_sizes"],
-                config["enc_dilations"],
-                config["enc_res2net_scale"],
-                config["enc_se_channels"],
-                config["enc_attention_channels"],
-                config["enc_dim"],
-            )
-        except KeyError as error:
-            raise ValueError(f"{name}.{error.args[0]} is missing") from None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(sounds, mel bins, mel frames) -> (sounds, outputs)."""

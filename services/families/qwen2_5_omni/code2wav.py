@@ -43,7 +43,7 @@ def new_decoder(config: dict[str, Any]) -> "Token2Wav":
     name = "token2wav_config.dit_config"
     stated: dict[str, Any] = {**DEFAULTS, **(part.get("dit_config") or {})}
     vocoder = BigVganSizes.of(part.get("bigvgan_config") or {}, "token2wav_config.bigvgan_config")
-    return Token2Wav(DitSizes.of(stated, name), SpeakerEncoder.of(stated, name), vocoder)
+    return Token2Wav(DitSizes.of(stated, name), SpeakerEncoder(stated, name), vocoder)
 
 
 @dataclass

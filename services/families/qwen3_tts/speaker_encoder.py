@@ -41,4 +41,4 @@ def new_speaker_encoder(config: dict[str, Any]) -> SpeakerEncoder:
     Raises:
         ValueError: the vector's width is missing, or widths do not fit each other.
     """
-    return SpeakerEncoder.of({**_DEFAULTS, **config}, "speaker_encoder_config")
+    return SpeakerEncoder({**_DEFAULTS, **config}, "speaker_encoder_config")
