@@ -13,7 +13,7 @@ from services.common.rpc import channels
 from tests.support.systems.gateway import SPEECH, Running, running
 from tests.support.systems.video import SOUND_INFO, VIDEO_INFO, Client, gateway_before, scripted_dit
 
-REAL_OPTIONS = channels._CLIENT_OPTIONS
+REAL_OPTIONS = channels.CLIENT_OPTIONS
 PATIENT = {"grpc.min_reconnect_backoff_ms": 60_000, "grpc.keepalive_timeout_ms": 60_000}
 
 
@@ -22,7 +22,7 @@ def patience() -> Iterator[None]:
     """What is only late, on a machine that stands still for seconds, is not lost: connections and health checks."""
     with pytest.MonkeyPatch.context() as patch:
         options = [(name, PATIENT.get(name, value)) for name, value in REAL_OPTIONS]
-        patch.setattr(channels, "_CLIENT_OPTIONS", options)
+        patch.setattr(channels, "CLIENT_OPTIONS", options)
         patch.setattr(route, "_CHECK_TIMEOUT_S", 60.0)
         yield
 
@@ -30,7 +30,7 @@ def patience() -> Iterator[None]:
 @pytest.fixture
 def real_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Channels with the product's own options."""
-    monkeypatch.setattr(channels, "_CLIENT_OPTIONS", REAL_OPTIONS)
+    monkeypatch.setattr(channels, "CLIENT_OPTIONS", REAL_OPTIONS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

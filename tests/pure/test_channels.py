@@ -62,7 +62,7 @@ async def far(port: int) -> AsyncIterator[int]:
 
 
 async def test_a_stream_that_is_idle_for_long_is_not_taken_for_abuse(monkeypatch, real_options):
-    monkeypatch.setattr(channels, "_CLIENT_OPTIONS", faster(channels._CLIENT_OPTIONS))
+    monkeypatch.setattr(channels, "CLIENT_OPTIONS", faster(channels.CLIENT_OPTIONS))
     async with serving(faster(channels.SERVER_OPTIONS)) as port:
         watch = health_pb2_grpc.HealthStub(CHANNELS.channel(f"127.0.0.1:{port}")).Watch(health_pb2.HealthCheckRequest())  # pyright: ignore[reportAttributeAccessIssue]
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING

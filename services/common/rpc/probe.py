@@ -1,9 +1,7 @@
 """Asks a process whether it serves: `python -m services.common.rpc.probe --address 127.0.0.1:50052 --service NAME`.
 
-For people and scripts; the images' own health checks start no Python (deploy/docker/healthy). Exit status 0: it serves;
-1: it does not, with the reason on stderr; 2: wrong flags. `--service` left out asks for liveness, the full name of the
-stage's service for readiness. `--url` asks the gateway. Where the environment has QUARTET_TLS_CERT, _KEY and _CA, as
-the stage's own has, it asks by TLS.
+Exit status 0: it serves; 1: it does not, with the reason on stderr; 2: wrong flags. `--service` left out asks for
+liveness, `--url` asks the gateway. With QUARTET_TLS_CERT, _KEY and _CA in the environment it asks by TLS.
 """
 
 import argparse
@@ -12,26 +10,22 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, cast
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 TLS_FLAGS = ("--tls-cert", "--tls-key", "--tls-ca")
-# gRPC waits ever longer before it connects again, up to two minutes
-_RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500)]
 
 
 class StageProbe:
-    """Asks one stage for its health, again and again by one connection.
+    """Asks one stage for its health, by one connection.
 
     Args:
         address: "host:port".
-        service: full name of the service that is asked for; "": liveness.
+        service: full name of a service; "": liveness.
         tls: files of the certificate, its key and the CA; none: in the clear.
-        server_name: that the certificate there must have; "": the first name of our own, as it is our own process.
+        server_name: that the certificate there must have; "": the first name in our own.
     """
 
     def __init__(self, address: str, service: str, tls: Sequence[Path] = (), server_name: str = "") -> None:
@@ -39,7 +33,7 @@ class StageProbe:
         self._channel: Any = None
 
     def state(self, timeout_s: float) -> str:
-        """What `grpc.health.v1` answers, e.g. "SERVING"; without answer, why. Blocks."""
+        """The answer of `grpc.health.v1`, e.g. "SERVING", or why there is none. Blocks."""
         import grpc
         from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -59,7 +53,6 @@ class StageProbe:
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
     def close(self) -> None:
-        """Closes the connection."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -67,24 +60,18 @@ class StageProbe:
     def _open(self) -> Any:
         import grpc
 
-        if not self._tls:
-            return grpc.insecure_channel(self._address, options=_RECONNECT)
-        from services.common.rpc.channels import name_options
+        from services.common.rpc.channels import CLIENT_OPTIONS, name_options
         from services.common.rpc.tls import read_identity
 
+        if not self._tls:
+            return grpc.insecure_channel(self._address, options=CLIENT_OPTIONS)
         identity = read_identity(*self._tls)
-        options = [*name_options(self._server_name or next(iter(identity.names), "")), *_RECONNECT]
+        options = [*CLIENT_OPTIONS, *name_options(self._server_name or next(iter(identity.names), ""))]
         return grpc.secure_channel(self._address, identity.channel_credentials(), options=options)
 
 
-def grpc_state(address: str, service: str, timeout_s: float, tls: Sequence[Path], server_name: str = "") -> str:
-    """What the health of a stage is, asked once: see `StageProbe`."""
-    with contextlib.closing(StageProbe(address, service, tls, server_name)) as probe:
-        return probe.state(timeout_s)
-
-
 def listens(host: str, port: int, timeout_s: float) -> bool:
-    """Whether anything takes connections there: far cheaper to ask than a service."""
+    """Whether anything takes connections there."""
     try:
         socket.create_connection((host, port), timeout_s).close()
     except OSError:
@@ -93,29 +80,25 @@ def listens(host: str, port: int, timeout_s: float) -> bool:
 
 
 def http_state(url: str, timeout_s: float) -> str:
-    """ "SERVING" if `url` answers 200 within `timeout_s` seconds, else what came of it."""
-    parts = urlsplit(url)
+    """ "SERVING" if `url` answers 200, else what came of it. Not by httpx, whose clients each read all CAs: 30 ms."""
     try:
-        if parts.scheme == "http":  # no client of httpx: each reads all the CAs of this machine, 30 ms of a core
-            connection = HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
-            with contextlib.closing(connection):
-                connection.request("GET", f"{parts.path or '/'}{f'?{parts.query}' if parts.query else ''}")
-                answer = connection.getresponse()
-                status, text = answer.status, answer.read(500).decode(errors="replace")
-        else:
-            with urlopen(url, timeout=timeout_s) as answer:
-                status, text = answer.status, ""
-    except HTTPError as error:
-        return f"HTTP {error.code}: {error.read(500).decode(errors='replace')}"
+        parts = urlsplit(url)
+        connect = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        with contextlib.closing(connect(parts.hostname or "", parts.port, timeout=timeout_s)) as connection:
+            connection.request(
+                "GET", parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="").geturl()
+            )
+            answer = connection.getresponse()
+            text = answer.read(500).decode(errors="replace")
     except (OSError, HTTPException, ValueError) as error:
         return str(error) or type(error).__name__
-    return "SERVING" if status == 200 else f"HTTP {status}: {text}"
+    return "SERVING" if answer.status == 200 else f"HTTP {answer.status}: {text}"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Reads flags, asks, returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m services.common.rpc.probe", description="Ask whether a process serves."
+        prog="python -m services.common.rpc.probe", description="Ask a process for health."
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--address", help="HOST:PORT of a stage")
@@ -126,9 +109,7 @@ def main(arguments: list[str] | None = None) -> int:
         variable = f"QUARTET_{flag.strip('-').replace('-', '_').upper()}"
         default = os.environ.get(variable) or None
         parser.add_argument(flag, type=Path, default=default, metavar="FILE", help=f"as of the stages; ${variable}")
-    parser.add_argument(
-        "--tls-server-name", default="", help="name of the certificate there; default: the first of our own"
-    )
+    parser.add_argument("--tls-server-name", default="", help="name in the certificate there; default: our own first")
     flags = parser.parse_args(arguments)
     tls = [file for file in (flags.tls_cert, flags.tls_key, flags.tls_ca) if file is not None]
     if len(tls) not in (0, len(TLS_FLAGS)):
@@ -136,7 +117,8 @@ def main(arguments: list[str] | None = None) -> int:
     if flags.url:
         state = http_state(flags.url, flags.timeout)
     else:
-        state = grpc_state(flags.address, flags.service, flags.timeout, tls, flags.tls_server_name)
+        with contextlib.closing(StageProbe(flags.address, flags.service, tls, flags.tls_server_name)) as probe:
+            state = probe.state(flags.timeout)
     if state == "SERVING":
         return 0
     print(f"{flags.url or flags.address}: {state}", file=sys.stderr)
