@@ -31,8 +31,8 @@ from cli.up import console, running
 STAGES = ("thinker", "talker", "code2wav")
 TRANSPORTS = {
     "inline": ["--transports=inline"],
-    "shared_memory": ["--shared-memory-mib=16", "--shared-memory-min-bytes=1"],
-    "ucx": ["--transports=inline,ucx", "--ucx-min-bytes=1"],
+    "shared_memory": ["--shared-memory-mib=16", "--large-tensor-bytes=1"],
+    "ucx": ["--transports=inline,ucx", "--large-tensor-bytes=1"],
 }
 QUESTIONS = tuple(f"Tell me {number} things about the sea." for number in range(24))
 BACK_OFF_S = 0.25  # after a refusal

@@ -144,7 +144,7 @@ class Consumer:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe, self._address, self._streams = pipe, pipe.recv(), 0
-        self.ucx = UcxWorker()
+        self.ucx = UcxTransport(UcxWorker(), 64 * KIB)
         self.streams = StreamConsumer(channels.Channels())
 
     async def latency(self, size_bytes: int, count: int) -> list[float]:

@@ -25,7 +25,6 @@ class ProfileServicer(profile_pb2_grpc.ProfileServiceServicer):
     async def StartProfile(
         self, request: profile_pb2.StartProfileRequest, context: grpc.aio.ServicerContext
     ) -> profile_pb2.StartProfileResponse:
-        seconds = 0.0
         try:
             seconds = await self._profiles.start(request.seconds)
         except StageError as error:
@@ -39,7 +38,6 @@ class ProfileServicer(profile_pb2_grpc.ProfileServiceServicer):
             recorded = await self._profiles.stop()
         except StageError as error:
             await abort(context, error)
-            return
         yield profile_pb2.StopProfileResponse(profile=recorded.summary)
         for process, file in recorded.files:
             with file.open("rb") as opened:

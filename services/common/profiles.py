@@ -1,4 +1,4 @@
-"""A stage's profiles: one at a time, which ends by itself, and is kept until it has been fetched."""
+"""A stage's profiles: one at a time, which ends by itself and is kept until it has been fetched."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,26 +20,25 @@ from services.common.errors import AlreadyExists, InvalidInput, NotFound, Unavai
 from services.common.telemetry.spans import Span, Spans, Watch, monotonic_to_unix_ns
 
 MIB = 1024 * 1024
+MAX_S = 60.0  # longest profile
+MAX_MIB = 1024  # by which the process may grow meanwhile, and size of the trace
 KEEP_S = 600.0  # a profile that nobody fetches
 CHECK_INTERVAL_S = 0.2  # of the memory that it takes
 
 _Result = TypeVar("_Result")
 log = structlog.get_logger()
 
-
-# A file of a profile, in Chrome's JSON trace format, compressed by gzip; and the process that it is of: see TraceFile.
+# (process, as in TraceFile; its file in Chrome's JSON trace format, gzipped).
 Trace = tuple[str, Path]
 
 
 class Recorder(Protocol):
-    """Records what an engine does. Its methods are called in turns, on the event loop."""
+    """Records what an engine does. `start` and `stop` are called in turns, on the event loop."""
 
-    async def start(self) -> None:
-        """Begins to record."""
-        ...
+    async def start(self) -> None: ...
 
     async def stop(self, directory: Path) -> Sequence[Trace]:
-        """Ends recording; what was recorded is in files of `directory`."""
+        """Ends recording, and writes what was recorded into `directory`."""
         ...
 
 
@@ -58,7 +57,7 @@ class _Running:
     began_s: float
     limit_s: float
     watch: Watch
-    limit: "asyncio.Task[None] | None" = field(default=None)
+    limit: asyncio.Task[None] | None = None
 
 
 class Profiles:
@@ -67,35 +66,31 @@ class Profiles:
     Args:
         stage: its kind.
         spans: of its requests.
-        max_s: longest profile; 0: none are taken.
-        max_bytes: by which the process may grow meanwhile, and size of the files.
 
     Attributes:
         recorder: of its engine; None until the engine is loaded.
     """
 
-    def __init__(self, stage: str, spans: Spans, max_s: float, max_bytes: int) -> None:
+    def __init__(self, stage: str, spans: Spans) -> None:
         self.recorder: Recorder | None = None
-        self._stage, self._spans, self._max_s, self._max_bytes = stage, spans, max_s, max_bytes
+        self._stage, self._spans = stage, spans
         self._turn = asyncio.Lock()
         self._running: _Running | None = None
         self._recorded: Recorded | None = None
         self._expiry: asyncio.TimerHandle | None = None
 
     async def start(self, seconds: float) -> float:
-        """Begins one, for at most `seconds` (0: as long as may be); returns after how many it ends by itself. Goes on
-        where the caller is cancelled: a profile that has begun ends by its limit.
+        """Begins one of at most `seconds` (0: MAX_S); returns after how many it ends by itself. Goes on if the caller
+        is cancelled.
 
         Raises:
             AlreadyExists: one is recorded now.
-            InvalidInput: seconds; or no profiles are taken here.
+            InvalidInput: seconds.
             Unavailable: the engine is not loaded.
         """
-        if not self._max_s:
-            raise InvalidInput("seconds", f"the {self._stage} takes no profiles: --profile-max-s is 0")
-        if not 0 <= seconds <= self._max_s:
-            raise InvalidInput("seconds", f"must be above 0 and at most {self._max_s:g}, the {self._stage}'s limit")
-        return await _to_its_end(self._start(seconds or self._max_s))
+        if not 0 <= seconds <= MAX_S:
+            raise InvalidInput("seconds", f"must be above 0 and at most {MAX_S:g}, the {self._stage}'s limit")
+        return await _to_its_end(self._start(seconds or MAX_S))
 
     async def _start(self, seconds: float) -> float:
         async with self._turn:
@@ -123,7 +118,7 @@ class Profiles:
         while (left_s := running.began_s + running.limit_s - time.monotonic()) > 0:
             await asyncio.sleep(min(CHECK_INTERVAL_S, left_s))
             grown_bytes = await asyncio.to_thread(resident_bytes) - memory_bytes
-            if grown_bytes > self._max_bytes:
+            if grown_bytes > MAX_MIB * MIB:
                 ended_by = f"its limit of memory: the process grew by {grown_bytes // MIB} MiB"
                 break
         running.limit = None
@@ -132,7 +127,7 @@ class Profiles:
                 await self._end(ended_by)
 
     async def stop(self) -> Recorded:
-        """Ends the one that is recorded; what it recorded, or what one did that has ended by itself.
+        """Ends the running profile; returns it, or one that has ended by itself.
 
         Raises:
             NotFound: there is neither.
@@ -167,9 +162,8 @@ class Profiles:
         try:
             files = await self.recorder.stop(directory)
             size_bytes = sum(file.stat().st_size for _, file in files)
-            if size_bytes > self._max_bytes:
-                most = self._max_bytes // MIB
-                summary.missing = f"the trace has {size_bytes // MIB} MiB, more than the {most} of --profile-max-mib"
+            if size_bytes > MAX_MIB * MIB:
+                summary.missing = f"the trace has {size_bytes // MIB} MiB, more than {MAX_MIB}"
             else:
                 recorded.files = files
         except Exception:
@@ -179,7 +173,7 @@ class Profiles:
         self._expiry = asyncio.get_running_loop().call_later(KEEP_S, self.drop, recorded)
 
     def drop(self, recorded: Recorded | None = None) -> None:
-        """Forgets what was recorded, if it still is `recorded`, or whatever it is, and removes its files."""
+        """Forgets what was recorded, if it is `recorded` or that is None, and removes its files."""
         if self._recorded is None or (recorded is not None and recorded is not self._recorded):
             return
         if self._expiry is not None:
@@ -188,7 +182,6 @@ class Profiles:
         self._recorded = None
 
     async def close(self) -> None:
-        """Ends what is recorded and forgets it."""
         with contextlib.suppress(NotFound):
             await self.stop()
         self.drop()
@@ -200,7 +193,7 @@ def _messages(spans: Sequence[Span]) -> list[profile_pb2.Span]:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """The result of `work`, which ends as it would where the caller is cancelled."""
+    """Awaits `work`, which goes on if the caller is cancelled."""
     task = asyncio.create_task(work)
     try:
         return await asyncio.shield(task)

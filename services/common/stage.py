@@ -22,7 +22,7 @@ from services.common import failures, profile_service
 from services.common.engine.process import freeze_heap
 from services.common.engine.recorder import TorchRecorder
 from services.common.errors import Unavailable
-from services.common.profiles import MIB, Profiles
+from services.common.profiles import Profiles
 from services.common.rpc import tls
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import SERVER_OPTIONS, Channels
@@ -32,13 +32,13 @@ from services.common.rpc.status import abort
 from services.common.stream.consumer import ConsumerTransports, StreamConsumer
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.shared_memory import open_shared_memory
-from services.common.stream.ucx import UcxTransport, open_ucx_worker
+from services.common.stream.ucx import open_ucx
 from services.common.telemetry import logs, tracing
 from services.common.telemetry.metrics import serve_operations
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-CLEAN_UP_S = 5.0  # longest wait for an abandoned start to remove its files
+CLEAN_UP_S = 5.0  # longest wait for an abandoned start to clean up
 
 _Engine = TypeVar("_Engine")
 _Settings = TypeVar("_Settings", bound=StageSettings)
@@ -47,14 +47,12 @@ log = structlog.get_logger()
 
 
 class CannotLoad(Exception):
-    """What the settings name cannot be loaded: no such checkpoint or device, or files that are at fault."""
+    """No such checkpoint or device, or files at fault."""
 
 
 class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
-    """One stage: its server and ServerInfo, the streams it produces and consumes, its engine's life. Made in a running
-    event loop.
-
-    Several can live in one process: each has its own identity, channels and transports.
+    """One stage: its server and ServerInfo, its streams, its engine's life. Made in a running event loop; several can
+    live in one process.
 
     Health: "" (liveness) is SERVING as soon as the port is open; `service` (readiness) is SERVING from the end of the
     warm-up to the start of the drain.
@@ -63,17 +61,17 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         settings: of the stage.
         name: its kind, e.g. "talker".
         service: full name of its own service, e.g. "quartet.v1.TalkerService".
-        streams: whether it produces streams for others.
+        streams: whether it produces streams.
 
     Attributes:
-        grpc: server that takes the stage's servicer.
-        port: that it listens on; 0 before `serve`.
+        grpc: takes the stage's servicer.
+        port: 0 before `serve`.
         admission: of its requests; closed until the stage serves.
-        profiles: of its engine: of this process's, unless `start` of `serve` sets another recorder.
+        profiles: of this process's engine, unless `start` of `serve` sets another recorder.
         hub: streams it produces.
         consumer: reads streams of others.
-        resources: closed last, after everything has ended.
-        kv_cache_usage: says which part of its KV cache is in use, 0 to 1.
+        resources: closed last.
+        kv_cache_usage: part of the KV cache in use, 0 to 1.
 
     Raises:
         SystemExit: the files of its TLS settings cannot be used.
@@ -85,14 +83,13 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
         self.port = 0
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, name)
-        limits = settings.profile_max_s, settings.profile_max_mib * MIB
-        self.profiles = Profiles(name, self.admission.spans, *limits)
+        self.profiles = Profiles(name, self.admission.spans)
         profiler = profile_service.ProfileServicer(self.profiles, self.admission.spans)
         self.hub = StreamHub()
         self.resources = AsyncExitStack()
         self.kv_cache_usage: Callable[[], float] = lambda: 0.0
-        ucx = open_ucx_worker(settings)
-        self.hub.transports += [UcxTransport(ucx, settings.ucx_min_bytes)] if ucx else []
+        ucx = open_ucx(settings)
+        self.hub.transports += [ucx] if ucx else []
         reads = ConsumerTransports(settings.transports, Path(settings.shared_memory_dir), ucx)
         self.consumer = StreamConsumer(Channels(self._credentials), reads)
         self._loop = asyncio.get_running_loop()
@@ -112,8 +109,8 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
     def describe(
         self, dtype: str, device: str, volatile: Sequence[str] = (), **facts: Any
     ) -> server_info_pb2.GetServerInfoResponse:
-        """The stage's ServerInfo: what all stages have, and `facts`, the fields of its own. Those of its kind that are
-        `volatile` may be changed while it serves."""
+        """The stage's ServerInfo, with the fields `facts` of its own. Facts of its kind that are `volatile` may change
+        while it serves."""
         settings = self._settings
         info = server_info_pb2.GetServerInfoResponse(
             stage=self._name,
@@ -131,7 +128,6 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
 
     @property
     def has_served(self) -> bool:
-        """Whether its start is behind it."""
         return self._info is not None
 
     async def GetServerInfo(
@@ -139,37 +135,33 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
     ) -> server_info_pb2.GetServerInfoResponse:
         if self._info is None:
             await abort(context, Unavailable("the stage is loading its model; retry later"))
-        assert self._info is not None
         return self._info
 
     async def GetLoad(
         self, request: server_info_pb2.GetLoadRequest, context: grpc.aio.ServicerContext
     ) -> server_info_pb2.GetLoadResponse:
-        serving = await self._state("/ready") == "SERVING"
-        running, queued = self.admission.running, self.admission.queued
         return server_info_pb2.GetLoadResponse(
-            serving=serving,
-            running=running,
-            queued=queued,
+            serving=await self._state("/ready") == "SERVING",
+            running=self.admission.running,
+            queued=self.admission.queued,
             info_revision=self._revision,
             kv_cache_usage=self.kv_cache_usage(),
         )
 
     @contextmanager
     def revising(self) -> Iterator[server_info_pb2.GetServerInfoResponse]:
-        """What it says of itself, to be changed while it serves: nothing that its digest depends on."""
+        """Its ServerInfo, to change facts that its digest does not depend on."""
         assert self._info is not None
         yield self._info
         self._revision += 1
 
     def request_stop(self) -> None:
-        """Begins to drain; while the engine is loading, gives up."""
+        """Begins to drain; gives up while the engine is loading."""
         if not self._stop.done():
             self._stop.set_result(None)
 
     def fatal(self, error: BaseException) -> None:
-        """The engine is beyond repair: `serve` ends with `error`, so that a supervisor starts another process. May be
-        called in any thread."""
+        """The engine is beyond repair: `serve` raises `error`. May be called in any thread."""
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _fail(self, error: BaseException) -> None:
@@ -178,24 +170,19 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
 
     @staticmethod
     async def load(engine: Awaitable[_Engine]) -> _Engine:
-        """What `engine` gives: for `start` of `serve`.
-
-        Raises:
-            CannotLoad: it raised ValueError or OSError.
-        """
+        """Awaits `engine`. Raises CannotLoad: it raised ValueError or OSError."""
         try:
             return await engine
         except (ValueError, OSError) as error:
             raise CannotLoad(failures.sentence(error)) from error
 
     async def serve(self, start: Callable[[], Coroutine[Any, Any, server_info_pb2.GetServerInfoResponse]]) -> None:
-        """Serves until `request_stop`, then drains: refuses new work, finishes what is in flight, stops.
-
-        The port is open while the stage loads.
+        """Serves until `request_stop`, then refuses new work, finishes what is in flight and stops. The port is open
+        while the stage loads.
 
         Args:
-            start: makes the engine (see `load`), runs a small request on it, gives it to the stage's servicer and
-                returns the server info (see `describe`). Requests come after that.
+            start: makes the engine (see `load`), warms it up, gives it to the stage's servicer and returns the server
+                info (see `describe`). Requests come after that.
 
         Raises:
             RuntimeError: the port is taken.
@@ -230,7 +217,6 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         log.info("stopped")
 
     async def _listen(self) -> None:
-        """Opens the port: the process lives, and refuses requests."""
         settings = self._settings
         address = f"{settings.host}:{settings.port}"
         if self._credentials is None:
@@ -246,13 +232,13 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         log.info("listening", address=f"{settings.host}:{self.port}", **settings.model_dump(mode="json"))
 
     async def _state(self, path: str) -> str:
-        """gRPC's health as HTTP has it: of the process at "/health", of the stage's service at "/ready"."""
+        """gRPC's health, of the process at "/health", of the stage's service at "/ready"."""
         request = health_pb2.HealthCheckRequest(service=self._service if path == "/ready" else "")
         answer = await self._health.Check(request, None)
         return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
 
     async def _abandon(self, starting: "asyncio.Future[Any]") -> None:
-        """Ends the process: loading goes on in a thread, which nothing can stop and the interpreter would wait for."""
+        """Ends the process, whose loading thread nothing can stop and the interpreter would wait for."""
         log.info("stopped while loading")
         starting.cancel()
         await asyncio.wait({starting}, timeout=CLEAN_UP_S)
@@ -284,16 +270,13 @@ def main(
 ) -> None:
     """Entry point of a stage's process: logs, traces, uvloop; `serve` until SIGTERM or SIGINT.
 
-    Why it cannot start is the last line of its log, in one sentence (`failures.EVENT`); the exit status is 2 where
-    something that the settings name is at fault, else 1. Where in the program that was is logged before, at level
-    debug or where the environment has QUARTET_TRACEBACKS=1.
+    A failed start's cause is the last line of the log (`failures.EVENT`); the exit status is 2 where something that the
+    settings name is at fault, else 1. Its traceback is logged before, at level debug or with QUARTET_TRACEBACKS=1.
 
     Args:
-        settings: of the stage.
         name, service, streams: see `Stage`.
         serve: calls `Stage.serve`.
     """
-
     started: list[Stage] = []
 
     async def run() -> None:

@@ -149,7 +149,7 @@ def engine_args(
         skip_mm_profiling=on_cpu,
         kv_transfer_config=PluginSettings(checkpoint.row_kinds(), row_address).to_vllm(),
         use_tqdm_on_load=False,  # a bar is no log line
-        **({"profiler_config": profiler_config()} if settings.profile_max_s else {}),
+        profiler_config=profiler_config(),
         max_logprobs=MAX_TOP_LOGPROBS,
         scheduling_policy="priority",  # of equal priorities the one that came first, as without
         structured_outputs_config=_structured_outputs(checkpoint),  # type: ignore[arg-type]

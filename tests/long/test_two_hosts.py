@@ -134,7 +134,7 @@ def idle_stream(system: TwoHostsStack) -> Iterator[subprocess.Popen]:
     scope="module",
     params=[
         pytest.param((), id="grpc"),
-        pytest.param(("--transports=inline,ucx", "--ucx-min-bytes=1"), id="ucx", marks=needs_ucx),
+        pytest.param(("--transports=inline,ucx", "--large-tensor-bytes=1"), id="ucx", marks=needs_ucx),
     ],
 )
 def system(request, tiny_checkpoint, tmp_path_factory) -> Iterator[TwoHostsStack]:

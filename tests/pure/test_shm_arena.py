@@ -117,7 +117,7 @@ def test_an_arena_has_its_lock_before_it_has_its_name(directory: Path, monkeypat
         with pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(file)
-        seen.append(name)
+        seen.append(Path(name).name)
 
     monkeypatch.setattr(os, "link", look)
     arena = Arena(directory, MIB)

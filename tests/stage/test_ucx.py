@@ -22,7 +22,7 @@ from services.common.stream import ucx
 from services.common.stream.hub import StreamHub
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
-from services.common.stream.ucx import UcxTransport, open_ucx_worker
+from services.common.stream.ucx import UcxTransport, open_ucx
 from services.common.stream.ucx_worker import UcxWorker
 from services.talker.config import TalkerSettings
 from tests.support.clock import until
@@ -205,9 +205,9 @@ async def test_who_cannot_be_reached_gets_messages(reason: str):
 def test_without_ucxx_there_is_a_line_and_no_worker(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ucxx._lib.libucxx", None)
     with capture_logs() as told:
-        assert open_ucx_worker(TalkerSettings(model="m", transports=["inline", "ucx"])) is None
+        assert open_ucx(TalkerSettings(model="m", transports=["inline", "ucx"])) is None
     assert [line["event"] for line in told] == ["no UCX: tensors go inline; pip install 'quartet[ucx]'"]
-    assert open_ucx_worker(TalkerSettings(model="m")) is None
+    assert open_ucx(TalkerSettings(model="m")) is None
 
 
 def test_ucx_and_tls_do_not_go_together(tmp_path: Path):

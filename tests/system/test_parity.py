@@ -36,8 +36,8 @@ VIDEO_FPS = 2.0
 MEDIA_TYPES = {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}
 # By default only large tensors are, which small models have none of.
 EVERYTHING_BY = {
-    "shared_memory": ["shared-memory-mib=16", "shared-memory-min-bytes=1"],
-    "ucx": ["transports=inline,ucx", "ucx-min-bytes=1"],
+    "shared_memory": ["shared-memory-mib=16", "large-tensor-bytes=1"],
+    "ucx": ["transports=inline,ucx", "large-tensor-bytes=1"],
 }
 # Part of the bytes that may go inline: UCX connects when the first request is there.
 BEFORE_CONNECTED = {"ucx": 0.1}

@@ -39,9 +39,7 @@ class StartRequest(Strict):
     stages: list[str] | None = Field(
         default=None, min_length=1, description="names of the pipeline's stages; default: all of them"
     )
-    seconds: float | None = Field(
-        default=None, gt=0, description="after which it ends by itself; default: each stage's --profile-max-s"
-    )
+    seconds: float | None = Field(default=None, gt=0, description="after which it ends by itself; default: 60")
 
 
 @router.post("/start_profile", openapi_extra=page(StartRequest, "application/json", "what records", answered=()))

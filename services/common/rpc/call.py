@@ -1,4 +1,4 @@
-"""Everything around the body of a request's RPC: admission, errors, timings, one log line, metrics, a span."""
+"""What surrounds the body of a request's RPC: admission, errors, timings, one log line, metrics, a span."""
 
 import asyncio
 import time
@@ -16,8 +16,7 @@ from services.common.telemetry import metrics, tracing
 from services.common.telemetry.spans import Span, Spans
 from services.common.telemetry.stopwatch import Stopwatch
 
-# gRPC metadata by which a stage says who it is, for its peer's metrics.
-STAGE_KEY = "quartet-stage"
+STAGE_KEY = "quartet-stage"  # gRPC metadata: the calling stage, for metrics
 _stage: ContextVar[str] = ContextVar("stage", default="")
 _at_end: ContextVar[ExitStack | None] = ContextVar("at_end", default=None)
 
@@ -25,22 +24,20 @@ log = structlog.get_logger()
 
 
 def outgoing_metadata() -> tuple[tuple[str, str], ...]:
-    """Metadata of a call that is made for the request being served: who calls, and the trace it belongs to."""
+    """Metadata of a call for the request being served: who calls, and its trace."""
     caller = _stage.get()
     return (*(((STAGE_KEY, caller),) if caller else ()), *(tracing.metadata() or ()))
 
 
 def at_end_of_request(callback: Callable[[], object]) -> None:
-    """Has `callback` called when the request that is being served has ended, however it does; outside of one, never."""
+    """Calls `callback` when the request being served has ended; outside of one, never."""
     if (stack := _at_end.get()) is not None:
         stack.callback(callback)
 
 
 class Admission:
-    """Bounded admission: `max_running` requests in the engine and `max_queued` more waiting for it.
-
-    The engine does the queueing; this only counts what is inside and refuses what would be too much.
-    Closed until `open()`, and again from `drain()` on.
+    """Admits `max_running` requests and `max_queued` more; the engine does the queueing. Closed until `open()`, and
+    again from `drain()` on.
 
     Args:
         max_running: requests the engine works on.
@@ -65,16 +62,14 @@ class Admission:
 
     @property
     def running(self) -> int:
-        """Of the requests inside, those that the engine has room for."""
+        """Requests that the engine has room for. May be read from any thread, as `queued`."""
         return min(self.in_flight, self.max_running)
 
     @property
     def queued(self) -> int:
-        """The others. The two are never negative, whatever thread asks."""
         return max(0, self.in_flight - self.max_running)
 
     def open(self) -> None:
-        """Takes requests from now on."""
         self._closed = None
 
     @contextmanager
@@ -101,7 +96,7 @@ class Admission:
                 self._idle.set()
 
     async def drain(self) -> None:
-        """Refuses new requests from now on; returns when the last one in flight has ended."""
+        """Refuses new requests; returns when the last one in flight has ended."""
         self._closed = "the stage is draining and takes no new requests; try another replica"
         await self._idle.wait()
 
@@ -111,8 +106,8 @@ class Call:
 
     Args:
         stage: name of the stage.
-        request_id: names the request in every stage.
-        span: of the request in this stage, if there are traces.
+        request_id: the same in every stage.
+        span: None without traces.
     """
 
     def __init__(self, stage: str, request_id: str, span: tracing.Span | None = None) -> None:
@@ -125,11 +120,11 @@ class Call:
         self._fields: dict[str, Any] = {}
 
     def set(self, **fields: Any) -> None:
-        """Adds fields to the request's log line. Never content of the user."""
+        """Adds fields to the log line. Never content of the user."""
         self._fields.update(fields)
 
     def span(self) -> Span:
-        """Where its time went up to now, or to its end."""
+        """Where its time went up to now, or its end."""
         timings = self.timings
         return Span(
             request_id=self.request_id,
@@ -142,7 +137,6 @@ class Call:
         )
 
     def end(self, outcome: str) -> None:
-        """Writes the log line and the metrics, and ends the span."""
         self._end, self._outcome = time.monotonic(), outcome
         total_ms, first_output_ms = self.timings.elapsed_ms(), self.timings.first_output_ms
         metrics.REQUESTS.labels(self.stage, outcome).inc()
@@ -162,8 +156,7 @@ class Call:
         )
 
     def _trace(self, span: tracing.Span, outcome: str) -> None:
-        """The moments are known only now: some of them come from the engine's clock."""
-        span.event("started", self.timings.started)  # the wait before it is the queue's
+        span.event("started", self.timings.started)
         span.event("prefilled", self.timings.prefilled)
         span.event("first output", self.timings.first_output)
         fields = {name: value for name, value in self._fields.items() if name != "error"}  # it may quote the user
@@ -175,20 +168,17 @@ class Call:
 async def serve_call(
     stage: str, request_id: str, context: grpc.aio.ServicerContext[Any, Any], admission: Admission
 ) -> AsyncGenerator[Call]:
-    """Wraps the body of an RPC that serves one request.
-
-    A StageError raised inside becomes the call's status, any other exception INTERNAL with its traceback in the log.
-    A cancelled call (client gone, deadline, transport broken) is logged as such and stays cancelled.
-    """
+    """Wraps the body of an RPC that serves one request. A StageError raised inside becomes the call's status, any other
+    exception INTERNAL with its traceback in the log."""
     span = tracing.begin(stage, request_id, tracing.as_headers(context.invocation_metadata()))
     _stage.set(stage)
-    at_end = ExitStack()
-    _at_end.set(at_end)
     call = Call(stage, request_id, span)
     outcome = "OK"
+    at_end = ExitStack()  # its last entry ends first
+    at_end.enter_context(admission.spans.serving(call.span))
+    at_end.callback(lambda: call.end(outcome))
     at_end.enter_context(metrics.IN_FLIGHT.labels(stage).track_inprogress())
-    served = ExitStack()
-    served.enter_context(admission.spans.serving(call.span))
+    _at_end.set(at_end)
     try:
         if not request_id:
             raise InvalidInput("request_id", "is required")
@@ -210,5 +200,3 @@ async def serve_call(
         await abort(context, InternalError(f"{stage} failed; its log has the details of request {request_id}"))
     finally:
         at_end.close()
-        call.end(outcome)
-        served.close()

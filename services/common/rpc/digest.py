@@ -1,4 +1,4 @@
-"""Digests by which a gateway tells whether processes serve the same model in the same way."""
+"""Digests by which a gateway knows whether processes serve the same model in the same way."""
 
 import hashlib
 import json
@@ -12,8 +12,7 @@ from google.protobuf.json_format import MessageToDict
 from quartet.v1 import server_info_pb2
 from services.common.rpc.settings import StageSettings
 
-# Those that every stage of a checkpoint reads: other files need not be on every machine.
-_CONFIG_FILES = (
+_CONFIG_FILES = (  # which every stage of a checkpoint reads
     "config.json",
     "generation_config.json",
     "model_index.json",
@@ -22,17 +21,14 @@ _CONFIG_FILES = (
     "transformer/config.json",
     "vae/config.json",
 )
-# Who wrote the file, not what the model is.
+# What depends on the writer of a file, and on a process's memory.
 _NOTES = ("_name_or_path", "transformers_version", "_diffusers_version")
-# What a process can take in, by its memory: not what it makes of a request.
 _LIMITS = ("max_context_tokens", "max_context_positions", "kv_block_tokens", "kv_blocks")
 
 
 def checkpoint_digest(model: str) -> str:
     """Digest of the config files of `model`, a directory or the id of a cached model of the hub; "" if it has none.
-
-    Spaces, the order of keys and notes on the program that wrote a file do not count.
-    """
+    Spaces, the order of keys and notes on the writing program do not count."""
     found = {}
     for name in _CONFIG_FILES:
         path = Path(model) / name if Path(model).is_dir() else _cached(model, name)
@@ -49,7 +45,7 @@ def config_digest(
     Args:
         info: complete, but for this digest.
         settings: of the stage.
-        volatile: facts of its kind that come and go while it serves; they do not count.
+        volatile: facts of its kind that change while it serves and do not count.
     """
     kind = info.WhichOneof("details")
     facts = MessageToDict(getattr(info, kind), preserving_proto_field_name=True) if kind else {}
@@ -85,5 +81,4 @@ def _meaning(path: Path) -> Any:
 
 
 def _digest(value: Any) -> str:
-    """16 hexadecimal digits."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

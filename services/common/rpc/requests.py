@@ -13,28 +13,25 @@ MEDIA_TIMEOUT_S = 30.0  # a client that is silent for longer gives up its place
 
 
 async def first_start(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-    """The `start` that the first of `requests` must be. Another first message, or none, ends the call."""
+    """The `start` of the first of `requests`. Another first message, or none, ends the call."""
     first = await anext(requests, None)
     if first is None or first.WhichOneof("message") != "start":
         await abort(context, InvalidInput("message", "the first message must be start"))
-    assert first is not None
     return first.start
 
 
-async def read_bytes(
-    field: str, size_bytes: int, requests: AsyncIterator[Any], timeout_s: float = MEDIA_TIMEOUT_S
-) -> bytes:
+async def read_bytes(field: str, size_bytes: int, requests: AsyncIterator[Any]) -> bytes:
     """The next `size_bytes` of the `MediaChunk`s in `requests`.
 
     Raises:
-        InvalidInput: names `field`, when the chunks do not fit, or the next one does not come within `timeout_s`.
+        InvalidInput: names `field`: the chunks do not fit, or the next one does not come within MEDIA_TIMEOUT_S.
     """
     data = bytearray()
     while len(data) < size_bytes:
         try:
-            request = await asyncio.wait_for(anext(requests, None), timeout_s)
+            request = await asyncio.wait_for(anext(requests, None), MEDIA_TIMEOUT_S)
         except TimeoutError:
-            raise InvalidInput(field, f"no more of its bytes came for {timeout_s:g} s") from None
+            raise InvalidInput(field, f"no more of its bytes came for {MEDIA_TIMEOUT_S:g} s") from None
         if request is None or request.WhichOneof("message") != "media":
             raise InvalidInput(field, f"has {len(data)} of {size_bytes} bytes; media chunks must bring the rest")
         data += request.media.data

@@ -15,19 +15,20 @@ Transport = Literal["inline", "shared_memory", "ucx"]
 
 
 def words(value: Any) -> Any:
-    """The list that a flag or a variable has as words with commas between them."""
+    """Splits the value of a flag or variable at its commas."""
     return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
 
 
 class Settings(pydantic_settings.BaseSettings):
-    """Settings of a process. `max_frames` is `--max-frames`, `<PREFIX>MAX_FRAMES` and `max_frames:` in the YAML file
-    that `--config` names; flags win over the environment, that over the file. Unknown keys, flags and variables with
-    the prefix are errors."""
+    """`max_frames` is `--max-frames`, `<PREFIX>MAX_FRAMES` and `max_frames:` in the YAML file that `--config` names;
+    flags win over the environment, that over the file. Unknown keys, flags and variables with the prefix are errors.
 
-    # Variables with the prefix that are for others than this process.
+    Attributes:
+        for_others: variables with the prefix that other processes read.
+        for_every_process: settings that QUARTET_<NAME> sets, too, unless the process's own variable does.
+    """
+
     for_others: ClassVar[tuple[str, ...]] = ()
-
-    # Settings that QUARTET_<NAME> gives to every process, beside the process's own variable, which goes first.
     for_every_process: ClassVar[tuple[str, ...]] = ()
 
     model_config = pydantic_settings.SettingsConfigDict(
@@ -36,14 +37,16 @@ class Settings(pydantic_settings.BaseSettings):
 
     @classmethod
     def load(cls, arguments: list[str] | None = None) -> Self:
-        """Reads flags (`arguments`, or those of this process), environment and YAML.
+        """Reads flags (`arguments`; None: this process's), environment and YAML.
 
         Raises:
             SystemExit: with one line for each setting at fault, or after printing `--help`.
         """
         config = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        config.add_argument("--config", type=_existing_file)
+        config.add_argument("--config", type=Path)
         known, flags = config.parse_known_args(arguments)
+        if known.config and not known.config.is_file():
+            raise SystemExit(f"--config: {known.config} is not a file")
         variables = {name: os.environ.get(f"QUARTET_{name.upper()}") for name in cls.for_every_process}
         shared = {name: value for name, value in variables.items() if value}
 
@@ -93,26 +96,16 @@ class Settings(pydantic_settings.BaseSettings):
         return lines
 
 
-def _existing_file(name: str) -> Path:
-    path = Path(name)
-    if not path.is_file():
-        raise SystemExit(f"--config: {name} is not a file")
-    return path
-
-
 class TlsSettings(Settings):
-    """How a process's gRPC connections are made: by mutual TLS if it has the three files, else in the clear."""
+    """gRPC by mutual TLS if there are the three files, else in the clear."""
 
     for_every_process: ClassVar[tuple[str, ...]] = ("tls_cert", "tls_key", "tls_ca", "tls_server_name")
 
-    tls_cert: Path | None = Field(
-        default=None, description="PEM of this process's certificate, shown to clients and servers"
-    )
+    tls_cert: Path | None = Field(default=None, description="PEM of this process's certificate, with its chain")
     tls_key: Path | None = Field(default=None, description="PEM of its private key")
     tls_ca: Path | None = Field(default=None, description="PEM of the CAs that sign the certificates of all processes")
     tls_server_name: str | None = Field(
-        default=None,
-        description="name that the certificates of other stages must have; default: the host they are reached by",
+        default=None, description="name in other processes' certificates; default: the host they are reached by"
     )
 
     @model_validator(mode="after")
@@ -127,11 +120,10 @@ class TlsSettings(Settings):
 
 
 class StageSettings(TlsSettings):
-    """Settings that every stage has. A stage's own class sets `env_prefix` and adds to these.
+    """Settings of every stage. A stage's own class sets `env_prefix` and adds to these.
 
     Attributes:
-        changes_outputs: names of settings that change what the stage makes of a request, beside what its ServerInfo
-            says: replicas must have them alike.
+        changes_outputs: settings, beside the facts of ServerInfo, that change outputs: all replicas need the same.
     """
 
     changes_outputs: ClassVar[tuple[str, ...]] = ()
@@ -140,42 +132,28 @@ class StageSettings(TlsSettings):
     served_model_name: str | None = Field(default=None, description="name of the model in ServerInfo; default: --model")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="auto: the checkpoint's"
-    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(default="auto", description="auto: the model's")
     device: str = Field(default="auto", description="torch device; auto: cuda if there is one, else cpu")
     max_running_requests: int = Field(default=32, ge=1, description="requests the engine works on at a time")
     max_queued_requests: int = Field(default=128, ge=0, description="requests that may wait; more are refused")
     transports: Annotated[list[Transport], pydantic_settings.NoDecode, BeforeValidator(words)] = Field(
         default=["inline", "shared_memory"],
-        description="how tensors may come and go: large ones by shared_memory if both ends see the same, else by ucx "
-        "if both have it, else inline",
+        description="how tensors may come and go; large ones by shared_memory or ucx where both ends can",
     )
     shared_memory_mib: int = Field(
-        default=0,
-        ge=0,
-        description="memory for large tensors that consumers on this host read, taken at start; 0: none",
+        default=0, ge=0, description="memory for large tensors to consumers on this host, taken at start; 0: none"
     )
-    shared_memory_dir: str = Field(
-        default="/dev/shm", description="where it is, a directory in memory; consumers need the same"
+    shared_memory_dir: str = Field(default="/dev/shm", description="a directory in memory, the same for consumers")
+    large_tensor_bytes: int | None = Field(
+        default=None, ge=1, description="smaller tensors go inline; default: 65536 for shared_memory, 262144 for ucx"
     )
-    shared_memory_min_bytes: int = Field(default=65536, ge=1, description="least size of a tensor that goes there")
-    ucx_min_bytes: int = Field(default=262144, ge=1, description="least size of a tensor that goes by ucx")
     drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for requests in flight after SIGTERM")
-    metrics_port: int | None = Field(
-        default=None, ge=0, le=65535, description="Prometheus port; default: no metrics server"
-    )
-    profile_max_s: float = Field(
-        default=60.0, ge=0, description="longest profile that operators may take; it slows the stage; 0: none"
-    )
-    profile_max_mib: int = Field(
-        default=1024, ge=1, description="memory that a profile may take while it is recorded; then it ends"
-    )
+    metrics_port: int | None = Field(default=None, ge=0, le=65535, description="Prometheus port; default: none")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     @model_validator(mode="after")
     def _finds_the_model(self) -> Self:
-        """A model that comes with Quartet is served by its name, whose directory is elsewhere on each machine."""
+        """Serves a model that comes with Quartet, whose directory differs from machine to machine, by its name."""
         if is_shipped(self.model):
             self.served_model_name = self.served_model_name or self.model
             self.model = resolve(self.model)
@@ -192,7 +170,7 @@ class StageSettings(TlsSettings):
 
     @property
     def model_name(self) -> str:
-        """Name the stage reports."""
+        """Name in ServerInfo."""
         return self.served_model_name or self.model
 
 

@@ -1,7 +1,7 @@
 """Maps StageErrors to gRPC statuses with google.rpc details, and back."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -13,17 +13,17 @@ from services.common.errors import InternalError, InvalidInput, QueueFull, Stage
 
 _DOMAIN = "quartet"
 _Detail = TypeVar("_Detail", bound=Message)
-# The kind of error that each status is heard as. RESOURCE_EXHAUSTED is QueueFull only where it says when to retry: gRPC
-# says it too, of a message beyond its limits.
+# The error that each status stands for. RESOURCE_EXHAUSTED is QueueFull only where it says when to retry: gRPC uses it
+# for a message beyond its limits, too.
 _KINDS = {kind.status: kind for kind in StageError.__subclasses__() if kind is not QueueFull}
-# How gRPC's own words on a lost peer begin where its status is not UNAVAILABLE: when it died between two messages of a
-# stream, and when it died while one was being written to it.
+# How gRPC's text on a lost peer begins where its status is not UNAVAILABLE: it died between two messages of a stream,
+# or while one was written to it.
 _LOST = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "Internal error from Core"}
 
 
 def to_rpc_status(error: StageError) -> status_pb2.Status:
-    """Status for `error`: InvalidInput carries BadRequest.FieldViolation, QueueFull RetryInfo; an error with a code or
-    an origin ErrorInfo, one with a detail DebugInfo."""
+    """InvalidInput carries BadRequest.FieldViolation, QueueFull RetryInfo, an error with a code or an origin ErrorInfo,
+    one with a detail DebugInfo."""
     status = status_pb2.Status(code=code_pb2.Code.Value(error.status), message=str(error))
     if isinstance(error, InvalidInput):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.reason)
@@ -46,14 +46,14 @@ def _add(status: status_pb2.Status, message: Message) -> None:
     status.details.append(detail)
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StageError) -> None:
-    """Ends the call with the status of `error`. Never returns."""
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: StageError) -> NoReturn:
+    """Ends the call with the status of `error`."""
     status = rpc_status.to_status(to_rpc_status(error))  # pyright: ignore[reportUnknownMemberType]
     await context.abort(status.code, status.details, status.trailing_metadata)
 
 
 def said_by_stage(error: grpc.aio.AioRpcError) -> bool:
-    """Whether the stage's own code sent the status, and not gRPC on behalf of a stage that is gone."""
+    """Whether the stage's own code sent the status, not gRPC for a stage that is gone."""
     return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
 
 
@@ -61,7 +61,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, called: str = "") -> StageError:
     """The StageError behind a failed call; statuses that no stage raises become InternalError.
 
     Args:
-        called: kind of the stage that was called: the origin of the error, unless that stage names another.
+        called: kind of the called stage, the error's origin unless that stage names another.
     """
     message = error.details() or error.code().name
     words = "" if error.code() is grpc.StatusCode.UNAVAILABLE else _LOST.get(error.code())
@@ -82,7 +82,7 @@ def from_rpc_error(error: grpc.aio.AioRpcError, called: str = "") -> StageError:
 
 
 def _find(details: Sequence[any_pb2.Any], kind: type[_Detail]) -> _Detail:
-    """The detail of that kind; an empty one if there is none."""
+    """The detail of `kind`; an empty one if there is none."""
     found = kind()
     any(detail.Unpack(found) for detail in details)
     return found

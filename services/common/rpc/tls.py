@@ -1,4 +1,4 @@
-"""Mutual TLS between processes: this one's certificate, key and CAs, read from files and again when those change."""
+"""Mutual TLS between processes: certificate, key and CAs, read from files and again when those change."""
 
 import datetime
 import threading
@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from services.common.telemetry import metrics
 
-CHECK_INTERVAL_S = 1.0  # a file that has changed is noticed within this time, by the next connection
+CHECK_INTERVAL_S = 1.0  # least time between two looks for changed files, which a connection makes
 
 FileVersion = tuple[int, int, int] | None
 
@@ -28,7 +28,7 @@ class TlsError(Exception):
 
 
 class Flags(Protocol):
-    """What of a process's settings says how its connections are made; see `settings.TlsSettings`."""
+    """See `settings.TlsSettings`."""
 
     tls_cert: Path | None
     tls_key: Path | None
@@ -41,10 +41,10 @@ class Identity:
     """What the files held at one time, checked.
 
     Attributes:
-        certificate: PEM, the chain of this process's certificate.
-        key: PEM, the private key of its first certificate.
-        authorities: PEM, those that peers' certificates must be signed by.
-        names: host names and IP addresses that the certificate is for.
+        certificate: PEM, this process's chain.
+        key: PEM, of its first certificate.
+        authorities: PEM, which sign peers' certificates.
+        names: host names and IP addresses of the certificate.
         expires_at: Unix time in seconds.
     """
 
@@ -55,23 +55,21 @@ class Identity:
     expires_at: float
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For connections to others."""
         return grpc.ssl_channel_credentials(self.authorities, self.key, self.certificate)
 
     def server_configuration(self) -> grpc.ServerCertificateConfiguration:
-        """For connections from others."""
         return grpc.ssl_server_certificate_configuration([(self.key, self.certificate)], self.authorities)
 
 
 class Credentials:
-    """The identity of a process, kept up to date. May be used from any thread.
+    """A process's identity, kept up to date. May be used from any thread.
 
     Args:
         certificate, key, authorities: PEM files.
         server_name: that peers' certificates must have; None: the host by which each is addressed.
 
     Raises:
-        TlsError: the files cannot be used. Later, when they have changed, that is logged, and the identity stays.
+        TlsError: the files cannot be used. If changed files cannot, that is logged, and the identity stays.
     """
 
     def __init__(self, certificate: Path, key: Path, authorities: Path, server_name: str | None = None) -> None:
@@ -84,7 +82,7 @@ class Credentials:
 
     @property
     def identity(self) -> Identity:
-        """The newest that could be used; the same object until the files change."""
+        """The same object until the files change."""
         with self._lock:
             if time.monotonic() - self._checked_s >= CHECK_INTERVAL_S:
                 self._checked_s = time.monotonic()
@@ -94,7 +92,7 @@ class Credentials:
             return self._identity
 
     def for_server(self) -> grpc.ServerCredentials:
-        """Has every client show a certificate. Files that have changed count from the next connection on."""
+        """Asks every client for a certificate. Changed files count from the next connection on."""
         given = self.identity
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
@@ -104,7 +102,7 @@ class Credentials:
             given = newest
             return newest.server_configuration()
 
-        # None says that nothing has changed, which grpc's types do not know
+        # grpc's types do not know that None means no change
         return grpc.dynamic_ssl_server_credentials(given.server_configuration(), changed, True)  # pyright: ignore[reportArgumentType]
 
     def _load(self) -> Identity:
@@ -125,11 +123,7 @@ class Credentials:
 
 
 def load(settings: Flags) -> Credentials | None:
-    """The credentials that `settings` name; None if they name none.
-
-    Raises:
-        SystemExit: the files cannot be used.
-    """
+    """None if `settings` name no files. Raises SystemExit: the files cannot be used."""
     if settings.tls_cert is None or settings.tls_key is None or settings.tls_ca is None:
         return None
     try:
@@ -139,11 +133,7 @@ def load(settings: Flags) -> Credentials | None:
 
 
 def read_identity(certificate: Path, key: Path, authorities: Path) -> Identity:
-    """Reads and checks the files.
-
-    Raises:
-        TlsError: one is missing or no PEM, the key is another certificate's, or a certificate is not valid now.
-    """
+    """Raises TlsError: a file is missing or no PEM, the key is another certificate's, or one is not valid now."""
     chain_pem, chain = _certificates("--tls-cert", certificate)
     key_pem = _read("--tls-key", key)
     authorities_pem, signers = _certificates("--tls-ca", authorities)
@@ -161,7 +151,6 @@ def _read(flag: str, file: Path) -> bytes:
 
 
 def _certificates(flag: str, file: Path) -> tuple[bytes, list[x509.Certificate]]:
-    """The file's content, and the certificates in it."""
     pem = _read(flag, file)
     try:
         return pem, x509.load_pem_x509_certificates(pem)
@@ -181,7 +170,7 @@ def _check_key(file: Path, pem: bytes, certificate_file: Path, certificate: x509
 
 
 def _check_time(flag: str, file: Path, certificates: Sequence[x509.Certificate]) -> None:
-    """One that is valid is enough: bundles keep old CAs."""
+    """One valid certificate is enough: bundles keep old CAs."""
     now = datetime.datetime.now(datetime.UTC)
     newest = max(certificates, key=lambda each: each.not_valid_after_utc)
     if newest.not_valid_after_utc < now:
@@ -205,7 +194,7 @@ def _text(unix_s: float) -> str:
 
 
 def file_version(file: Path) -> FileVersion:
-    """Inode, time of the last change in nanoseconds, and size in bytes; None while there is no such file."""
+    """Inode, time of change in nanoseconds, size in bytes; None without the file."""
     try:
         status = file.stat()
     except OSError:

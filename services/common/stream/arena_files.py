@@ -1,7 +1,4 @@
-"""Files of arenas: their names, reading them, and removing those of dead processes.
-
-Free of torch: the command line removes them too.
-"""
+"""Files of arenas: names, reading, removal of dead processes' files. Free of torch: the command line uses it too."""
 
 import contextlib
 import fcntl
@@ -16,34 +13,31 @@ from weakref import WeakValueDictionary
 from quartet.v1 import tensor_pb2
 from services.common.errors import InvalidInput
 
-# Of a block's offset: of a cache line, and of every element type.
-ALIGNMENT_BYTES = 64
+ALIGNMENT_BYTES = 64  # of a block's offset: a cache line's, and enough for every element type
 
 _ARENA = re.compile(r"quartet-[0-9a-f]{32}")
-# Never through a link, and never waiting for what is no file.
+# Follows no link, and does not wait where the path is no regular file.
 _OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# By path. An arena stays mapped while a reader, or memory read from it, lives.
+# By path. An arena stays mapped while a reader or a view lives.
 _mappings: WeakValueDictionary[Path, mmap.mmap] = WeakValueDictionary()
 
 
 def new_name() -> str:
-    """Name of a new arena."""
     return f"quartet-{uuid.uuid4().hex}"
 
 
 def is_arena_name(name: str) -> bool:
-    """Whether `new_name` could have made `name`; such a name is never a path."""
+    """Whether `new_name` could have made it; such a name is never a path."""
     return _ARENA.fullmatch(name) is not None
 
 
 def is_own_file(status: os.stat_result) -> bool:
-    """Whether it is a regular file of this user."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
 
 
 class ArenaReader:
-    """Reads what one producer put into its arena in `directory`. For the event loop's thread only."""
+    """Reads one producer's arena in `directory`. For the event loop's thread only."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -51,7 +45,7 @@ class ArenaReader:
         self._name = ""
 
     def read(self, handle: tensor_pb2.SharedMemory, field: str) -> memoryview:
-        """The bytes of `handle`: the producer's memory itself, read-only. They stay mapped while the view lives.
+        """The producer's memory itself, read-only; mapped while the view lives.
 
         Raises:
             InvalidInput: names the part of `field` at fault: no arena of this user, or not within it.
@@ -94,8 +88,8 @@ def _map(directory: Path, name: str, field: str) -> mmap.mmap:
 def sweep(directory: Path) -> int:
     """Removes every arena of this user in `directory` whose process is gone; returns how many there were.
 
-    A producer locks its arena before the file has a name, and keeps the lock until its process ends, however it ends.
-    So an arena that can be locked has no owner, whatever container or pid namespace the owner was in.
+    A producer locks its arena before the file has a name, and its process holds the lock until it ends. So an arena
+    that can be locked has no owner, in any pid namespace.
     """
     removed = 0
     with contextlib.suppress(OSError), os.scandir(directory) as entries:

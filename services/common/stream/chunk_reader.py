@@ -1,4 +1,4 @@
-"""Reads one stream's messages in their order, and its tensors from wherever they are; grants credit for more."""
+"""Reads one stream's messages in order, and its tensors from wherever they are; grants credit for more."""
 
 import asyncio
 import contextlib
@@ -18,17 +18,15 @@ from services.common.stream.rows import Chunk, Rows
 from services.common.stream.tensors import Handle, check, to_torch
 from services.common.stream.ucx import UcxReceiver
 
-LATE_S = 5.0
-"""Longest wait for a tensor whose producer says that it has arrived."""
+LATE_S = 5.0  # longest wait for an announced tensor after the call has ended
 
 _T = TypeVar("_T")
 
 SubscribeCall = grpc.aio.StreamStreamCall[stream_pb2.SubscribeRequest, stream_pb2.SubscribeResponse]
-"""A subscription's."""
 
 
 class CreditWriter:
-    """Tells a producer what its consumer has read: chunks, for which it grants new credit, and leases to free.
+    """Grants a producer credit for chunks that were read, and releases its leases.
 
     One task writes all requests of `call` after the first, because grpc.aio takes one write at a time. What comes up
     during a write goes with the next.
@@ -59,12 +57,12 @@ class CreditWriter:
             self._due.set()
 
     def hold(self, lease_id: int, view: memoryview) -> None:
-        """The lease is released when `view` is garbage: when nothing reads that memory any more."""
+        """Releases the lease when `view` is garbage."""
         self._held.add(lease_id)
         weakref.finalize(view, self._on_garbage, lease_id).atexit = False
 
     def _on_garbage(self, lease_id: int) -> None:
-        """In whatever thread had the last reference."""
+        """Runs in the thread that had the last reference."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the call with it
             self._loop.call_soon_threadsafe(self._release, lease_id)
 
@@ -76,11 +74,8 @@ class CreditWriter:
             self.cancel()
 
     def finish(self) -> None:
-        """The consumer reads no more messages.
-
-        The call stays open until the consumer no longer reads leased memory, or its request has ended: until then the
-        producer does not use that memory again.
-        """
+        """The consumer reads no more messages. The call stays open until no lease is held, or the request has ended:
+        until then the producer does not write to leased memory."""
         self._finished = True
         if self._held:
             at_end_of_request(self.cancel)
@@ -88,7 +83,6 @@ class CreditWriter:
             self.cancel()
 
     def cancel(self) -> None:
-        """Ends the call now."""
         self._writer.cancel()
         self._call.cancel()
 
@@ -106,10 +100,10 @@ class CreditWriter:
 
 
 class ChunkReader:
-    """Reads the responses of `call`, and the tensors of its chunks from wherever they are.
+    """Reads the responses of `call`, and the tensors of its chunks.
 
-    While a tensor is on its way by another transport it goes on reading responses, so that it notices when the call
-    breaks meanwhile. Credit bounds how much it reads ahead.
+    While it waits for a tensor beside the call it reads responses ahead, so that it notices a broken call. Credit
+    bounds how many.
 
     Args:
         call: to the producer.
@@ -127,7 +121,7 @@ class ChunkReader:
         self._reading: asyncio.Task[stream_pb2.SubscribeResponse | None] | None = None
 
     async def response(self) -> stream_pb2.SubscribeResponse | None:
-        """The next one; None when there are no more.
+        """The next one; None at the end.
 
         Raises:
             grpc.aio.AioRpcError: the call failed.
@@ -142,7 +136,7 @@ class ChunkReader:
         return response if isinstance(response, stream_pb2.SubscribeResponse) else None  # else it is grpc.aio.EOF
 
     async def read(self, message: stream_pb2.StreamChunk) -> Chunk:
-        """The chunk, when all of it is here.
+        """The whole chunk.
 
         Raises:
             InvalidInput: a tensor's parts do not fit together, or are not where it says.
@@ -168,7 +162,7 @@ class ChunkReader:
         return view
 
     async def _while_the_call_lasts(self, arrival: Coroutine[Any, Any, _T]) -> _T:
-        """What `arrival` gives, unless the call fails before, or ends and it does not come."""
+        """Awaits `arrival`; fails when the call fails, and `LATE_S` after its end."""
         arriving = asyncio.create_task(arrival)
         try:
             while not arriving.done() and not (self._read_ahead and self._read_ahead[-1] is None):
@@ -185,6 +179,5 @@ class ChunkReader:
             arriving.cancel()
 
     def close(self) -> None:
-        """Reads no more."""
         if self._reading:
             self._reading.cancel()

@@ -18,8 +18,7 @@ from services.common.stream.chunk_reader import ChunkReader, CreditWriter, Subsc
 from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 from services.common.stream.rows import Chunk
 from services.common.stream.shared_memory import host_facts
-from services.common.stream.ucx import UcxReceiver
-from services.common.stream.ucx_worker import UcxWorker
+from services.common.stream.ucx import UcxTransport
 
 CREDITS = FRAMES_IN_FLIGHT // 4  # chunks
 CONNECT_TIMEOUT_S = 5.0
@@ -30,18 +29,18 @@ log = structlog.get_logger()
 
 
 class ConsumerTransports:
-    """Ways by which a process reads tensors: inline, by shared memory if `names` has "shared_memory", and by UCX.
+    """How a process reads tensors: inline, in shared memory if `names` has it, and by UCX.
 
     Args:
         names: of transports, as in the settings.
         directory: of the arenas that are read.
-        ucx: receives tensors that come by UCX; None without.
+        ucx: None without UCX.
 
     Attributes:
-        capabilities: what producers are told of them.
+        capabilities: sent to producers.
     """
 
-    def __init__(self, names: Sequence[str], directory: Path, ucx: UcxWorker | None = None) -> None:
+    def __init__(self, names: Sequence[str], directory: Path, ucx: UcxTransport | None = None) -> None:
         self.directory, self.ucx = directory, ucx
         self.capabilities = stream_pb2.ConsumerCapabilities(transports=[stream_pb2.TRANSPORT_INLINE])
         if "shared_memory" in names:
@@ -56,12 +55,7 @@ class ConsumerTransports:
 
 
 class StreamConsumer:
-    """Reads the streams of other stages.
-
-    Args:
-        channels: to those stages.
-        transports: ways by which their tensors may come; None: inline only.
-    """
+    """Reads the streams of other stages; without `transports` inline only."""
 
     def __init__(self, channels: Channels, transports: ConsumerTransports | None = None) -> None:
         self.channels = channels
@@ -79,18 +73,18 @@ class StreamConsumer:
     ) -> AsyncGenerator[AsyncIterator[StreamMessage]]:
         """Subscribes to `rows` of a producer's stream; leaving the context ends the subscription.
 
-        Yields an iterator over the header, the chunks and the end. It grants credit as chunks are taken from it, so a
-        consumer that stops reading stops its producer's stream after `CREDITS` chunks.
+        Yields an iterator over the header, the chunks and the end. It grants credit as chunks are taken from it: a
+        consumer that does not read stops the stream after `CREDITS` chunks.
 
-        Tensors of chunks may be the producer's own memory. They stay as they are until they are garbage, the context is
-        left by an exception, or the request that is being served (`serve_call`) ends; copy what is needed longer.
+        Tensors of chunks may be the producer's own memory. They are valid until the context is left by an exception, or
+        the request that is being served (`serve_call`) ends; copy what is needed longer.
 
         Args:
             source: address and id of the stream.
             request_id: of the request that the rows belong to.
             rows: kinds and parts of rows; empty: all.
             gathering: how long the producer may gather rows for a chunk.
-            producer: kind of the stage that the stream comes from: the origin of what it fails with.
+            producer: kind of the producing stage, the origin of its errors.
 
         Raises (from the iterator, save InvalidInput for `source`):
             InvalidInput: `source` is incomplete; a tensor's parts do not fit together, or are not where it says.
@@ -115,9 +109,9 @@ class StreamConsumer:
 
     @contextmanager
     def _reader(self, call: SubscribeCall, subscription: stream_pb2.Subscription) -> Generator[ChunkReader]:
-        """Reads the chunks of `subscription`, which is told where tensors may come; gives no credit afterwards."""
+        """Reads the chunks of `subscription`, into which it puts the address for UCX."""
         credit = CreditWriter(call, due_chunks=CREDITS // 2)
-        receiver = UcxReceiver(self.transports.ucx) if self.transports.ucx else None
+        receiver = self.transports.ucx.receiver() if self.transports.ucx else None
         try:
             if receiver:
                 subscription.capabilities.ucx.CopyFrom(receiver.offer)

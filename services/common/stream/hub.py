@@ -1,4 +1,4 @@
-"""The open streams of a producer, and `quartet.v1.TensorStreamService`, which serves and counts them."""
+"""A producer's open streams, and `quartet.v1.TensorStreamService`, which serves and counts them."""
 
 import asyncio
 import time
@@ -22,22 +22,17 @@ from services.common.telemetry import metrics, tracing
 LINGER_S = 30.0
 CLAIM_TIMEOUT_S = 10.0
 MAX_ADDRESS_BYTES = 65536
-MAX_CONSUMER_LABELS = 16
-"""Most kinds of consumers that metrics tell apart. A consumer says its kind itself, and a label must not grow."""
+MAX_CONSUMER_LABELS = 16  # kinds of consumers in metrics: consumers name themselves, and labels must be bounded
 
 log = structlog.get_logger()
 
-Route = tuple[str, str, tuple[tuple[str, str], ...]]
-"""How large tensors go to a kind of consumer: (consumer, transport, why not by others)."""
-
 
 class StreamHub:
-    """The open streams of a producer.
-
-    A consumer may come before its stream is opened, or up to `LINGER_S` seconds after the request behind it has ended.
+    """A producer's open streams. A consumer may come before its stream is opened, or up to `LINGER_S` seconds after
+    the request behind it has ended.
 
     Attributes:
-        transports: ways of large tensors, the preferred first; without any, all tensors go inline.
+        transports: of large tensors, the preferred first; without any, all go inline.
     """
 
     def __init__(self) -> None:
@@ -50,8 +45,8 @@ class StreamHub:
 
     @contextmanager
     def open(self, stream_id: str, rows: Sequence[str]) -> Generator[OutputStream]:
-        """A new stream that offers `rows`. Leaving without its `finish` fails it with the StageError that is being
-        raised, or else with RequestCancelled.
+        """A new stream that offers `rows`. Leaving without its `finish` fails it with the StageError being raised, else
+        with RequestCancelled.
 
         Raises:
             InvalidInput: the id is in use.
@@ -77,7 +72,7 @@ class StreamHub:
         Raises:
             NotFound: it was not opened within `timeout_s`.
             AlreadyExists: it has a consumer already.
-            InvalidInput: it does not offer what is asked for.
+            InvalidInput: it does not offer these rows.
         """
         stream_id = subscription.stream_id
         if stream_id not in self._streams:
@@ -93,12 +88,10 @@ class StreamHub:
         return stream
 
     def consumer_came(self) -> None:
-        """A consumer's call began."""
         self._consumers += 1
         self._idle.clear()
 
     def consumer_left(self, stream: OutputStream | None) -> None:
-        """A consumer's call ended: its stream, if any, is done with."""
         self._consumers -= 1
         if not self._consumers:
             self._idle.set()
@@ -111,12 +104,12 @@ class StreamHub:
             del self._streams[stream.stream_id]
 
     async def drain(self) -> None:
-        """Returns when no consumer is being served."""
+        """Returns when no consumer is served."""
         await self._idle.wait()
 
     @property
     def streams(self) -> list[OutputStream]:
-        """Those that are open now. May be read from any thread."""
+        """The open ones. May be read from any thread."""
         return list(self._streams.values())
 
 
@@ -209,30 +202,30 @@ async def _read_credit(requests: AsyncIterator[stream_pb2.SubscribeRequest], str
 
 
 class EdgeLabels:
-    """What all subscriptions to one producer know of its consumers: a bounded set of labels, and what was logged."""
+    """The kinds of a producer's consumers: a bounded set of labels, and which edges were logged."""
 
     def __init__(self, stage: str) -> None:
         self.stage = stage
         self._consumers: set[str] = set()
-        self._logged_routes: set[Route] = set()
+        self._logged: set[tuple[str, str, tuple[tuple[str, str], ...]]] = set()
 
     def consumer(self, name: str) -> str:
-        """The label of a consumer that calls itself `name`: "other" without a name, or after too many others."""
+        """The label of a consumer called `name`: "other" without a name, or after too many."""
         if name and len(self._consumers) < MAX_CONSUMER_LABELS:
             self._consumers.add(name)
         return name if name in self._consumers else "other"
 
     def log_route(self, consumer: str, peer: str, transport: str, fell_back: dict[str, str]) -> None:
-        """Logs how large tensors go to a kind of consumer, once for each way and its reasons."""
+        """Logs how large tensors go to a kind of consumer, once for each transport and its reasons."""
         route = consumer, transport, tuple(fell_back.items())
-        if route not in self._logged_routes:
-            self._logged_routes.add(route)
+        if route not in self._logged:
+            self._logged.add(route)
             reasons = {f"{other}_reason": reason for other, reason in fell_back.items()}
             log.info("edge", consumer=consumer, peer=peer, transport=transport, **reasons)
 
 
 class SubscriptionMetrics:
-    """The metrics and the span of one subscription, to `stream`."""
+    """The metrics and the trace span of one subscription."""
 
     def __init__(
         self, request_id: str, stream: OutputStream, context: grpc.aio.ServicerContext[Any, Any], labels: EdgeLabels
@@ -245,7 +238,6 @@ class SubscriptionMetrics:
         self._span = tracing.begin(f"{self._stage} to {self._consumer}", request_id, headers)
 
     def chunk_sent(self, chunk: stream_pb2.StreamChunk) -> None:
-        """Counts a chunk that has left."""
         now = time.monotonic()
         if self._span and not self._chunks:
             self._span.event("first chunk", now)
@@ -268,7 +260,6 @@ class SubscriptionMetrics:
             self._labels.log_route(self._consumer, self._peer, transport, fell_back)
 
     def end(self, outcome: str) -> None:
-        """Ends the span, if there are traces."""
         if self._span:
             used = "+".join(sorted(self._bytes)) or None
             self._span.set(stage=self._stage, consumer=self._consumer, transport=used, outcome=outcome)

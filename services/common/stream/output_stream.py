@@ -1,4 +1,4 @@
-"""The producer's side of a tensor stream: buffers what an engine makes, sends what the consumer has credit for."""
+"""The producer's side of a tensor stream: buffers rows, sends what the consumer has granted credit for."""
 
 import asyncio
 import contextlib
@@ -19,17 +19,15 @@ DEFAULT_CHUNK_BYTES = 64 * 1024
 class OutputStream:
     """One request's rows on their way to one consumer. For the event loop's thread only.
 
-    `put` never blocks: an engine's step must not wait for a network. What is buffered is bounded by the request itself
-    (its context length, its most frames), and where the producer can stand still by `room`; what is in flight by the
-    consumer's credit.
+    `put` never blocks, as an engine's step must not wait for a network. The request itself (context length, most
+    frames) bounds what is buffered, as does `room` where the producer can wait; credit bounds what is in flight.
 
     Attributes:
         consumer_gone: its call has ended.
         pending_positions: positions put and not sent, of all kinds of rows.
-        credits: chunks that the consumer has granted and not got.
-        oldest_put: when the oldest row was put of the chunk that `responses` gave last (time.monotonic() seconds).
-        fell_back: why that chunk is inline although large enough for other transports, by transport; empty if it is not
-            both.
+        credits: chunks granted and not sent.
+        oldest_put: time.monotonic() seconds at which the oldest row of the last chunk was put.
+        fell_back: why that chunk, large enough for other transports, is inline, by transport.
     """
 
     def __init__(self, stream_id: str, offered: Sequence[str]) -> None:
@@ -57,7 +55,7 @@ class OutputStream:
         self._obstacles: dict[str, str] = {}  # by transport: why there is no session
 
     async def subscription(self, timeout_s: float) -> list[stream_pb2.RowSelection]:
-        """What the consumer wants; a subscription to everything is spelled out.
+        """What the consumer wants, all rows spelled out.
 
         Raises:
             Unavailable: no consumer came within `timeout_s`.
@@ -71,14 +69,13 @@ class OutputStream:
         return [stream_pb2.RowSelection(name=name) for name in self.offered]
 
     def start(self, prompt_positions: int) -> None:
-        """Sends the header."""
         self._prompt_positions = prompt_positions
         self._header = stream_pb2.StreamHeader(prompt_positions=prompt_positions)
         self._changed.set()
 
     def put(self, rows: Sequence[Rows]) -> None:
-        """Appends rows, on the CPU, after `start`. Those the consumer did not ask for must not be put, except as a
-        whole kind, which is dropped. Their tensors are read until they are sent: they must not be written to any more.
+        """Appends rows, on the CPU, after `start`; their tensors must not be written to any more. Of rows that the
+        consumer did not ask for only whole kinds may be put, which are dropped.
 
         Raises:
             ValueError: a dtype that has no DataType.
@@ -97,20 +94,20 @@ class OutputStream:
                 self.pending_positions += len(row.tensor)
 
     async def room(self, positions: int) -> None:
-        """Waits while a consumer leaves `positions` or more pending. One that has yet to come is not waited for."""
+        """Waits while a consumer that has come leaves `positions` or more pending."""
         while self.pending_positions >= positions and self.taken and not self.consumer_gone:
             self._sent.clear()
             await self._sent.wait()
 
     def finish(self, end_position: int) -> None:
-        """Completes the stream: what is pending is still delivered."""
+        """Completes the stream; what is pending is still sent."""
         if self._error is None:
             self._end = stream_pb2.StreamEnd(end_position=end_position)
             self._ended.set()
             self._changed.set()
 
     def fail(self, error: StageError) -> None:
-        """Ends the stream with `error`; what is pending is dropped. After `finish` or `fail` this does nothing."""
+        """Ends the stream with `error` and drops what is pending; no effect after `finish` or `fail`."""
         if self._end is None:
             self._break(error)
 
@@ -126,7 +123,7 @@ class OutputStream:
     # The consumer's side, used by StreamHub and TensorStreamServicer.
 
     def accept(self, subscription: stream_pb2.Subscription, transports: Sequence[Transport]) -> None:
-        """Binds the consumer. Large tensors go by the first of `transports` that it can have, or inline.
+        """Binds the consumer. Large tensors go by the first of `transports` that it has, else inline.
 
         Raises:
             InvalidInput: rows that are not offered, or no credit.
@@ -153,7 +150,7 @@ class OutputStream:
         self._changed.set()
 
     def consumer_left(self) -> None:
-        """Its call has ended; what is put from now on is dropped."""
+        """The consumer's call has ended; what is put from now on is dropped."""
         self.consumer_gone = True
         if self._session is not None:
             self._session.consumer_left()
@@ -161,26 +158,24 @@ class OutputStream:
 
     @property
     def taken(self) -> bool:
-        """Whether a consumer has subscribed."""
         return self._subscribed.done()
 
     def grant(self, chunks: int) -> None:
-        """Adds credit."""
         self.credits += chunks
         self._changed.set()
 
     def release(self, lease_ids: Sequence[int]) -> None:
-        """The consumer reads these no more.
+        """The consumer no longer reads these leases.
 
         Raises:
-            InvalidInput: one of them is not a lease of this stream.
+            InvalidInput: one is not of this stream.
         """
         if self._session is None:
             raise InvalidInput("credit.released", "this stream lends nothing")
         self._session.release(lease_ids)
 
     async def released(self) -> None:
-        """Returns when the consumer has all that was sent beside this stream, or can no longer say so.
+        """Returns when the consumer is done with all that was sent beside this stream, or can no longer say so.
 
         Raises:
             StageError: it will not get all of it.
@@ -192,7 +187,7 @@ class OutputStream:
             raise self._error
 
     def close_credit(self) -> None:
-        """The consumer will grant no more, and release no more."""
+        """The consumer grants and releases nothing more."""
         self._credit_closed = True
         self._changed.set()
 
@@ -200,7 +195,7 @@ class OutputStream:
         """What goes out, as credit allows.
 
         Raises:
-            StageError: the error the stream failed with; InvalidInput when credit ran out for good.
+            StageError: what the stream failed with; InvalidInput when credit ran out for good.
         """
         subscription = self._subscribed.result()
         limit_bytes = subscription.capabilities.max_chunk_bytes or DEFAULT_CHUNK_BYTES
@@ -230,7 +225,7 @@ class OutputStream:
             await self._changed.wait()
 
     async def _take(self, limit_bytes: int) -> stream_pb2.StreamChunk:
-        """The next chunk: one large tensor beside the stream, or what fits into a message."""
+        """One large tensor beside the stream, or what fits into a message."""
         rows = self._pending[0]
         self.fell_back = {}
         if rows.tensor.nbytes >= self._min_bytes:
@@ -247,6 +242,6 @@ class OutputStream:
         return chunk
 
     async def _gather(self, delay_s: float) -> None:
-        """Lets `delay_s` pass, or less if the stream ends."""
+        """Waits `delay_s`, or until the stream ends."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), delay_s)

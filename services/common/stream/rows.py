@@ -1,4 +1,4 @@
-"""Rows of tensors, which streams carry, and the chunks they are cut into."""
+"""Rows of tensors, and the chunks that streams carry them in."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ _HIDDEN_STATES = "hidden_states."
 
 
 def hidden_states(layer: int) -> str:
-    """Name of the rows of a layer's states; layer 0 is the embeddings."""
+    """Name of a layer's states; layer 0 is the embeddings."""
     return f"{_HIDDEN_STATES}{layer}"
 
 
 def layer_of(name: str) -> int | None:
-    """The layer whose states are the rows of `name`; None: they are no states."""
+    """The layer of `hidden_states(layer)`; None for other names."""
     return int(name.removeprefix(_HIDDEN_STATES)) if name.startswith(_HIDDEN_STATES) else None
 
 
@@ -33,9 +33,8 @@ class Rows:
     Attributes:
         name: kind of row, as in RowSelection.name.
         first_position: of the first row, >= 0.
-        tensor: (positions, ...) on the CPU. Whoever puts or gets it must not write to it: it may be the engine's own
-            memory, or a peer's.
-        put_s: when it was put into a stream (time.monotonic() seconds); 0 before.
+        tensor: (positions, ...) on the CPU, read-only: it may be the engine's own memory, or a peer's.
+        put_s: time.monotonic() seconds at which a stream took it; 0 before.
     """
 
     name: str
@@ -44,11 +43,11 @@ class Rows:
     put_s: float = 0.0
 
     def part(self, first: int, end: int) -> "Rows":
-        """Rows `first` to `end` of these, over the same memory."""
+        """Rows `first` to `end`, over the same memory."""
         return Rows(self.name, self.first_position + first, self.tensor[first:end], self.put_s)
 
     def compact(self) -> "Rows":
-        """The same rows, in memory of their own if otherwise they would keep much more alive than they are."""
+        """The same rows, copied if they keep more than twice their size alive."""
         if self.tensor.untyped_storage().nbytes() <= 2 * self.tensor.nbytes:
             return self
         return replace(self, tensor=self.tensor.clone())
@@ -56,14 +55,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What arrived together: at least one entry."""
+    """Rows that arrived together, at least one."""
 
     rows: Sequence[Rows]
 
 
 def is_selected(rows: Rows, selection: Mapping[str, stream_pb2.Positions], prompt_positions: int) -> bool:
-    """Whether a consumer of `selection` (positions by name; everything if it is empty) wants `rows`. Engines put prompt
-    and output rows apart, and select the multimodal positions themselves."""
+    """Whether a consumer of `selection` (by name; everything if empty) wants `rows`. Engines put prompt and output rows
+    apart, and select multimodal positions themselves."""
     if rows.name not in selection:
         return not selection
     positions = selection[rows.name]
@@ -74,10 +73,8 @@ def is_selected(rows: Rows, selection: Mapping[str, stream_pb2.Positions], promp
 
 
 def take_inline(pending: deque[Rows], limit_bytes: int, own_chunk_bytes: float) -> stream_pb2.StreamChunk:
-    """Takes what fits into one chunk off `pending`: several small rows together, or a part of a large one.
-
-    Rows of `own_chunk_bytes` or more are taken only if they are the first.
-    """
+    """Takes one chunk off `pending`: several small rows, or a part of a large one. Rows of `own_chunk_bytes` or more
+    are taken only if they are the first."""
     chunk, room_bytes = stream_pb2.StreamChunk(), limit_bytes
     while pending and room_bytes > 0:
         rows = pending[0]

@@ -1,4 +1,4 @@
-"""Tensors between processes of one host, through memory that both map: no copy but the one into it."""
+"""Tensors between processes of one host, through memory that both map."""
 
 import asyncio
 import fcntl
@@ -20,8 +20,8 @@ from services.common.stream.arena_files import ALIGNMENT_BYTES, new_name, sweep
 from services.common.stream.tensors import Notify, as_bytes, describe
 from services.common.telemetry import metrics
 
-# Copied before others get their turn on the event loop: in a tenth of a millisecond or two. Waking a thread for it, and
-# being woken by it, takes as long as copying several MiB.
+MIN_BYTES = 64 * 1024  # smaller tensors are as fast inline
+# Copied in one go on the event loop, in 0.1 to 0.2 ms. A thread's wake-ups take as long as copying several MiB.
 SLICE_BYTES = 1024 * 1024
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -31,14 +31,10 @@ log = structlog.get_logger()
 
 
 class Arena:
-    """Memory of `size_bytes` in a new file in `directory`. For the event loop's thread only, save `used_bytes`.
+    """Memory in a new file of `directory`. For the event loop's thread only, save `used_bytes`.
 
     All of it is allocated at once: a sparse file would kill the process with SIGBUS when the file system is full. The
-    file is locked before it has a name, so that no sweep ever takes it for a dead process's.
-
-    Attributes:
-        name: of the file in `directory`.
-        size_bytes: size of the file.
+    file is locked before it has a name, so that `sweep` never takes it for a dead process's.
 
     Raises:
         OSError: the file system lacks the room, or cannot make files without a name (O_TMPFILE).
@@ -54,7 +50,8 @@ class Arena:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Its pages are mapped now, so that no copy waits for page faults.
             self._map = mmap.mmap(self._file, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            _give_name(self._file, self._path)
+            # With a dir_fd Python calls linkat, which follows the link in /proc to the open file; link would not.
+            os.link(f"/proc/self/fd/{self._file}", self._path, src_dir_fd=self._file, follow_symlinks=True)
         except BaseException:
             os.close(self._file)
             raise
@@ -64,12 +61,10 @@ class Arena:
 
     @property
     def used_bytes(self) -> int:
-        """What allocated blocks take."""
         return self.size_bytes - self._ranges.free_bytes
 
     def allocate(self, size_bytes: int) -> tensor_pb2.SharedMemory | None:
-        """A block of `size_bytes` (>= 1) bytes, which nobody has a lease of yet; None when there is no room. Never
-        waits."""
+        """A block of `size_bytes` (>= 1), with no lease yet; None when there is no room."""
         offset = self._ranges.allocate(size_bytes) if self._open else None
         if offset is None:
             return None
@@ -80,8 +75,8 @@ class Arena:
         self._ranges.free(block.offset_bytes, block.size_bytes)
 
     async def fill(self, block: tensor_pb2.SharedMemory, tensor: torch.Tensor) -> None:
-        """Copies `tensor`, of the block's size and on the CPU, into `block`, a slice at a time. Cancelled, or failing,
-        it frees the block itself.
+        """Copies `tensor`, of the block's size and on the CPU, a slice at a time. If cancelled or failing, frees the
+        block.
 
         Raises:
             Unavailable: the arena was closed meanwhile.
@@ -100,7 +95,7 @@ class Arena:
             raise
 
     def close(self) -> None:
-        """Removes the file. Consumers that have mapped it read on; no block is given out any more."""
+        """Removes the file and gives out no more blocks; consumers that have mapped it read on."""
         if not self._open:
             return
         self._open = False
@@ -110,22 +105,8 @@ class Arena:
         os.close(self._file)
 
 
-def _give_name(file: int, path: Path) -> None:
-    """Links a file that has no name yet."""
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
-    try:
-        # With a dir_fd Python calls linkat, which follows the link in /proc to the open file; link would not.
-        os.link(f"/proc/self/fd/{file}", path.name, dst_dir_fd=directory, follow_symlinks=True)
-    finally:
-        os.close(directory)
-
-
 class FreeRanges:
-    """First-fit allocation in `size_bytes` bytes. Low offsets are used again first: their pages are in caches.
-
-    Attributes:
-        free_bytes: all that is free, in one range or many.
-    """
+    """First-fit allocation in `size_bytes` bytes: low offsets, whose pages are in caches, are used again first."""
 
     def __init__(self, size_bytes: int) -> None:
         self.free_bytes = size_bytes
@@ -157,7 +138,6 @@ class FreeRanges:
 
 
 def aligned(size_bytes: int) -> int:
-    """`size_bytes` rounded up to what it takes of an arena."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
@@ -172,22 +152,18 @@ class SharedMemorySession:
 
     @property
     def outstanding(self) -> int:
-        """Number of tensors that the consumer may be reading."""
         return len(self._blocks)
 
     def reserve(self, size_bytes: int) -> tensor_pb2.SharedMemory | None:
-        """See `TransportSession.reserve`."""
         return self._arena.allocate(size_bytes)
 
     async def send(self, block: tensor_pb2.SharedMemory, tensor: torch.Tensor) -> tensor_pb2.Tensor:
-        """Copies `tensor` (on the CPU) into its reserved `block`; returns the message by which a consumer finds it."""
         await self._arena.fill(block, tensor)
         block.lease_id = next(_lease_ids)
         self._blocks[block.lease_id] = block
         return describe(tensor, shared_memory=block)
 
     def release(self, lease_ids: Iterable[int]) -> None:
-        """See `TransportSession.release`."""
         for lease_id in lease_ids:
             block = self._blocks.pop(lease_id, None)
             if block is None:
@@ -196,16 +172,11 @@ class SharedMemorySession:
         self._notify(None)
 
     def consumer_left(self) -> None:
-        """Frees all blocks: nobody reads them."""
         self.release(list(self._blocks))
 
 
 class SharedMemoryTransport:
-    """A Transport over a new arena of `size_bytes` in `directory`, for tensors of `min_bytes` or more.
-
-    Raises:
-        OSError: no arena can be made there.
-    """
+    """A Transport over a new arena. Raises OSError: none can be made."""
 
     name = "shared_memory"
 
@@ -217,29 +188,24 @@ class SharedMemoryTransport:
     def negotiate(
         self, capabilities: stream_pb2.ConsumerCapabilities, notify: Notify
     ) -> tuple[SharedMemorySession | None, str]:
-        """See `Transport.negotiate`."""
         reason = obstacle(capabilities, self._host)
         return (None, reason) if reason else (SharedMemorySession(self.arena, notify), "")
 
     def close(self) -> None:
-        """Removes the arena."""
         self.arena.close()
 
 
 def open_shared_memory(settings: StageSettings, stage: str) -> SharedMemoryTransport | None:
-    """Removes the arenas of killed processes, and makes the stage's own.
-
-    Returns None if the settings want no arena, or, after logging why, if none can be made.
-    """
+    """Removes the arenas of killed processes, and makes the stage's own. None if the settings want none, or, after
+    logging why, if there can be none."""
     directory = Path(settings.shared_memory_dir)
     if removed := sweep(directory):
         log.info("removed arenas of dead processes", directory=str(directory), arenas=removed)
     if not settings.shared_memory_mib or "shared_memory" not in settings.transports:
         return None
     try:
-        transport = SharedMemoryTransport(
-            directory, settings.shared_memory_mib * 2**20, settings.shared_memory_min_bytes
-        )
+        min_bytes = settings.large_tensor_bytes or MIN_BYTES
+        transport = SharedMemoryTransport(directory, settings.shared_memory_mib * 2**20, min_bytes)
     except OSError as error:
         log.warning("no shared memory: tensors go inline", directory=str(directory), reason=str(error))
         return None
@@ -250,7 +216,7 @@ def open_shared_memory(settings: StageSettings, stage: str) -> SharedMemoryTrans
 
 
 def host_facts(directory: Path) -> stream_pb2.SharedMemoryHost:
-    """What tells whether another process sees the same shared memory in `directory`.
+    """By which another process knows whether it sees the same shared memory in `directory`.
 
     Raises:
         OSError: there is no such directory.

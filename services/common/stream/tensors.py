@@ -1,4 +1,4 @@
-"""torch tensors as `quartet.v1.Tensor` messages, and back; and what carries the elements of large ones beside them."""
+"""torch tensors as `quartet.v1.Tensor` messages and back, and the contract of what carries large ones beside them."""
 
 import math
 import warnings
@@ -23,68 +23,51 @@ _DATA_TYPES = {dtype: data_type for data_type, dtype in _DTYPES.items()}
 
 Handle = tensor_pb2.SharedMemory | tensor_pb2.Ucx
 
-# Bytes of a handle and the field it is in; not to be written to.
+# (handle, field that it is in) -> its bytes, read-only.
 Resolve = Callable[[Handle, str], memoryview | np.ndarray]
-
+# Called when the consumer is done with a tensor; with an error when the tensor will not arrive.
 Notify = Callable[[StageError | None], None]
-"""Called when the consumer is done with a tensor; with an error when the tensor will not arrive."""
 
-# torch has no read-only tensors; that these must not be written to is in the docstrings.
+# torch has no read-only tensors.
 warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
 
 
 def data_type(dtype: torch.dtype) -> tensor_pb2.DataType:
-    """What `dtype` is in messages.
-
-    Raises:
-        ValueError: it has no DataType.
-    """
+    """Raises ValueError: `dtype` has no DataType."""
     if dtype not in _DATA_TYPES:
         raise ValueError(f"no DataType for {dtype}")
     return _DATA_TYPES[dtype]
 
 
 def describe(tensor: torch.Tensor, **payload: Any) -> tensor_pb2.Tensor:
-    """A message with the dtype and shape of `tensor`, and `payload`: its elements, where they are, or nothing yet.
-
-    Raises:
-        ValueError: a dtype that has no DataType.
-    """
+    """A message with dtype and shape of `tensor`; `payload`: its elements, or where they are. Raises as `data_type`."""
     return tensor_pb2.Tensor(dtype=data_type(tensor.dtype), shape=tensor.shape, **payload)
 
 
 def as_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """The elements of `tensor` (any shape, on any device): (bytes,) uint8; where they can be, not a copy."""
+    """The elements of `tensor` (any shape and device), (bytes,) uint8; no copy if it is contiguous on the CPU."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def to_message(tensor: torch.Tensor) -> tensor_pb2.Tensor:
-    """`tensor` (any shape, on any device, a dtype of `DataType`) as an inline message.
-
-    Raises:
-        ValueError: a dtype that has no DataType.
-    """
+    """`tensor` (any shape and device) as an inline message. Raises as `data_type`."""
     return describe(tensor, inline=as_bytes(tensor).tobytes())
 
 
 def fill(message: tensor_pb2.Tensor, tensor: torch.Tensor) -> None:
-    """Makes the empty `message` what `to_message` gives: a message that is part of another need not be copied there.
-
-    Raises:
-        ValueError: a dtype that has no DataType.
-    """
+    """As `to_message`, into an empty message: part of another one, which saves a copy."""
     message.dtype = data_type(tensor.dtype)
     message.shape.extend(tensor.shape)
     message.inline = as_bytes(tensor).tobytes()
 
 
 def elements_bytes(message: tensor_pb2.Tensor) -> int:
-    """Size of the elements of a message of ours, by dtype and shape: to look at an inline payload copies it."""
+    """Size of our own message's elements, by dtype and shape: reading an inline payload copies it."""
     return math.prod(message.shape) * _DTYPES[message.dtype].itemsize
 
 
 def check(message: tensor_pb2.Tensor, size_bytes: int, field: str) -> tuple[torch.dtype, tuple[int, ...]]:
-    """dtype and shape of the message's tensor, whose elements take `size_bytes`.
+    """dtype and shape of a tensor whose elements take `size_bytes`.
 
     Raises:
         InvalidInput: names the part of `field` at fault, when the three do not fit together.
@@ -104,12 +87,12 @@ def check(message: tensor_pb2.Tensor, size_bytes: int, field: str) -> tuple[torc
 
 
 def to_torch(message: tensor_pb2.Tensor, field: str = "tensor", resolve: Resolve | None = None) -> torch.Tensor:
-    """The message's tensor on the CPU, over the payload itself: it must not be written to.
+    """A peer's tensor on the CPU, over the payload itself: read-only.
 
     Args:
         message: from a peer.
-        field: path of it, for errors.
-        resolve: finds what is not in the message; None where it must be.
+        field: its path, for errors.
+        resolve: finds elements that are not in the message; None: they must be.
 
     Raises:
         InvalidInput: names the part of `field` at fault, when dtype, shape and payload do not fit together.
@@ -131,10 +114,10 @@ def to_torch(message: tensor_pb2.Tensor, field: str = "tensor", resolve: Resolve
 
 
 class TransportSession(Protocol):
-    """Carries the large tensors of one stream to its consumer. For the event loop's thread only.
+    """Carries one stream's large tensors to its consumer. For the event loop's thread only.
 
     Attributes:
-        outstanding: number of tensors that the consumer is not done with.
+        outstanding: tensors that the consumer is not done with.
         obstacle: why nothing can be sent now, e.g. "full"; "" if something may be.
     """
 
@@ -145,11 +128,11 @@ class TransportSession(Protocol):
     def obstacle(self) -> str: ...
 
     def reserve(self, size_bytes: int) -> Any | None:
-        """A place for a tensor of `size_bytes`; None if there is none now, because of `obstacle`. Never waits."""
+        """A place for a tensor; None if there is none now, because of `obstacle`."""
         ...
 
     async def send(self, place: Any, tensor: torch.Tensor, /) -> tensor_pb2.Tensor:
-        """Puts `tensor` (any shape, on the CPU) into its reserved `place`; returns the message that announces it."""
+        """Puts `tensor` (on the CPU) into its reserved `place`; returns the message that announces it."""
         ...
 
     def release(self, lease_ids: Iterable[int]) -> None:
@@ -158,20 +141,13 @@ class TransportSession(Protocol):
         Raises:
             InvalidInput: the stream does not hold one of them.
         """
-        ...
 
     def consumer_left(self) -> None:
-        """The consumer's call has ended: it reads nothing any more."""
-        ...
+        """The consumer's call has ended: it reads nothing more."""
 
 
 class Transport(Protocol):
-    """One way to carry tensors, for all streams of a process.
-
-    Attributes:
-        name: as in settings, logs and metrics.
-        min_bytes: least size of a tensor that goes this way.
-    """
+    """Carries tensors of `min_bytes` or more, for all streams of a process. `name` is as in settings and metrics."""
 
     name: str
     min_bytes: int
@@ -179,9 +155,7 @@ class Transport(Protocol):
     def negotiate(
         self, capabilities: stream_pb2.ConsumerCapabilities, notify: Notify
     ) -> tuple[TransportSession | None, str]:
-        """(A session with a new consumer of `capabilities`, ""); or (None, why there can be none)."""
+        """(A session with a new consumer, ""), or (None, why there can be none)."""
         ...
 
-    def close(self) -> None:
-        """Ends all sessions."""
-        ...
+    def close(self) -> None: ...

@@ -14,17 +14,14 @@ from services.common.stream.tensors import Notify, as_bytes, describe
 from services.common.stream.ucx_worker import TAG_BITS, UcxWorker
 
 MAX_TENSOR_BYTES = 2**32
-HUNG_S = 5.0
-"""Longest wait for a consumer whose call has ended to take or refuse what is on its way to it."""
+MIN_BYTES = 256 * 1024  # smaller tensors are faster inline
+HUNG_S = 5.0  # longest wait for a consumer whose call has ended to take or refuse what is on its way
 
 log = structlog.get_logger()
 
 
 class UcxSession:
-    """Sends one stream's tensors to `receiver`: a TransportSession.
-
-    It connects to the consumer while the engine works. What is ready before it is connected goes inline.
-    """
+    """A TransportSession to `receiver`. What is ready before it has connected goes inline."""
 
     def __init__(self, worker: UcxWorker, receiver: stream_pb2.UcxInbox, notify: Notify) -> None:
         self._worker, self._notify = worker, notify
@@ -34,20 +31,17 @@ class UcxSession:
 
     @property
     def outstanding(self) -> int:
-        """Number of tensors that are on their way."""
         return len(self._sending)
 
     @property
     def obstacle(self) -> str:
-        """Why nothing can be sent now: "connecting" or "unreachable"; "" if something can."""
         return self._peer.obstacle
 
     def reserve(self, size_bytes: int) -> int | None:
-        """The tag for a tensor; None if it cannot be sent now."""
+        """The tag for a tensor."""
         return None if self._peer.obstacle else next(self._tags, None)
 
     async def send(self, tag: int, tensor: torch.Tensor) -> tensor_pb2.Tensor:
-        """Begins to send `tensor` (on the CPU) with its reserved `tag`; returns the message that announces it."""
         data = as_bytes(tensor)
         sending = asyncio.wrap_future(self._worker.send(self._peer, data, tag))
         self._sending.add(sending)
@@ -60,15 +54,10 @@ class UcxSession:
         self._notify(error if isinstance(error, StageError) else None)
 
     def release(self, lease_ids: Iterable[int]) -> None:
-        """UCX lends nothing.
-
-        Raises:
-            InvalidInput: always.
-        """
         raise InvalidInput("credit.released", "this stream lends nothing")
 
     def consumer_left(self) -> None:
-        """The consumer refuses what it has not taken, unless its process is gone too: then it is dropped."""
+        """A consumer refuses what it has not taken; one that does not is dropped."""
         if self._sending:
             asyncio.get_running_loop().call_later(HUNG_S, self._drop)
 
@@ -79,7 +68,7 @@ class UcxSession:
 
 
 class UcxTransport:
-    """A Transport by the process's `worker`, for tensors of `min_bytes` or more."""
+    """A Transport by the process's `worker`."""
 
     name = "ucx"
 
@@ -88,34 +77,30 @@ class UcxTransport:
         self._worker = worker
 
     def negotiate(self, capabilities: stream_pb2.ConsumerCapabilities, notify: Notify) -> tuple[UcxSession | None, str]:
-        """See `Transport.negotiate`."""
         if stream_pb2.TRANSPORT_UCX not in capabilities.transports or not capabilities.HasField("ucx"):
             return None, "not_offered"
         return UcxSession(self._worker, capabilities.ucx, notify), ""
 
+    def receiver(self) -> "UcxReceiver":
+        """What a consumer receives a stream's tensors by."""
+        return UcxReceiver(self._worker)
+
     def close(self) -> None:
-        """Ends the worker."""
         self._worker.close()
 
 
 class UcxReceiver:
-    """Receives the tensors of one stream, on its consumer's side. For the event loop's thread only.
-
-    Attributes:
-        offer: by which a producer finds it.
-    """
+    """Receives one stream's tensors; `offer` is for its producer. For the event loop's thread only."""
 
     def __init__(self, worker: UcxWorker) -> None:
         self._worker = worker
         self.offer = stream_pb2.UcxInbox(worker_address=worker.address, tag=worker.open_tags())
 
     async def receive(self, handle: tensor_pb2.Ucx, field: str) -> np.ndarray:
-        """The bytes of `handle`, (size_bytes,) uint8, when all are here.
-
-        When this is cancelled, UCX receives them all the same, and they are dropped.
+        """The whole message, (size_bytes,) uint8. If cancelled, UCX receives it all the same.
 
         Raises:
-            InvalidInput: `handle` names no message of this stream, or that message has another size.
+            InvalidInput: `handle` names no message of this stream, or one of another size.
             Unavailable: it broke off.
         """
         if handle.tag >> TAG_BITS != self.offer.tag >> TAG_BITS:
@@ -134,12 +119,12 @@ class UcxReceiver:
         self._worker.close_tags(self.offer.tag)
 
 
-def open_ucx_worker(settings: StageSettings) -> UcxWorker | None:
-    """The UCX worker of a stage. None if the settings want none, or, after logging why, if there can be none."""
+def open_ucx(settings: StageSettings) -> UcxTransport | None:
+    """A stage's UCX. None if the settings want none, or, after logging why, if there can be none."""
     if "ucx" not in settings.transports:
         return None
     try:
-        return UcxWorker()
+        return UcxTransport(UcxWorker(), settings.large_tensor_bytes or MIN_BYTES)
     except (ImportError, OSError) as error:
         log.warning("no UCX: tensors go inline; pip install 'quartet[ucx]'", reason=str(error))
         return None

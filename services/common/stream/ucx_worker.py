@@ -1,4 +1,4 @@
-"""The process's UCX worker, and the one thread that uses it: neither an event loop nor an engine ever waits for UCX."""
+"""The process's UCX worker, and the one thread that uses it."""
 
 # ucxx has no types
 # pyright: basic
@@ -23,14 +23,10 @@ from services.common.errors import Unavailable
 
 log = structlog.get_logger()
 
-TAG_BITS = 24
-"""Lower bits of a tag: the producer's number of a message within its stream. The other bits name the stream."""
+TAG_BITS = 24  # lower bits of a tag: a message's number within its stream; the upper bits name the stream
+MOST_KEPT = 1024  # messages of a stream that nobody has asked for: as many as a consumer may grant credit for at once
 
-MOST_KEPT = 1024
-"""Most messages of a stream kept before they are asked for: as many as a consumer may grant credit for at once."""
-
-# Of messages that only open a connection: nobody's, so they are refused like all that nobody waits for.
-_HELLO_TAG = 0
+_HELLO_TAG = 0  # of messages that only open a connection; refused, as it is no stream's
 _CLOSE_NS = 10**9  # the most that closing an endpoint, or all of them, may take
 CONNECT_TIMEOUT_S = 5.0
 
@@ -53,8 +49,7 @@ class Peer:
     """Another process's worker.
 
     Attributes:
-        address: of the worker, as UCX writes it.
-        obstacle: why nothing can be sent to it now: "connecting" or "unreachable"; "" if it can.
+        obstacle: "connecting" or "unreachable"; "" if it can be sent to.
         endpoint: UCX's connection, for the worker's thread.
         connects_until: time.monotonic() seconds, for the worker's thread.
     """
@@ -67,21 +62,19 @@ class Peer:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A message of `size_bytes` that somebody waits for."""
-
     size_bytes: int
     future: Future[np.ndarray]
 
 
 class UcxWorker:
-    """UCX in this process, over all devices that UCX finds, or those that its own environment variables (UCX_TLS,
-    UCX_NET_DEVICES) allow. The methods return at once; the worker's thread does what they ask for.
+    """UCX in this process, over the devices that UCX's own variables (UCX_TLS, UCX_NET_DEVICES) allow. The methods
+    return at once; the worker's thread does what they ask for.
 
-    Large messages wait at their sender until they are received or refused (UCX's rendezvous), so they fill no memory
-    here. A sent message cannot be called back: each is received or refused.
+    Large messages wait at their sender until they are received or refused (UCX's rendezvous). A sent message cannot be
+    called back.
 
     Attributes:
-        address: by which other processes' workers reach this one.
+        address: by which other workers reach this one.
 
     Raises:
         ImportError: `ucxx` is not installed.
@@ -117,7 +110,7 @@ class UcxWorker:
         self._thread.start()
 
     def peer(self, address: bytes) -> Peer:
-        """The worker at `address`. If it is not connected to, that begins."""
+        """The worker at `address`; begins to connect to a new one."""
         peer = self._peers.get(address)
         if peer is None:
             peer = self._peers[address] = Peer(address)
@@ -125,12 +118,11 @@ class UcxWorker:
         return peer
 
     def drop(self, peer: Peer) -> None:
-        """Ends the connection to `peer`: what is being sent to it fails."""
+        """Ends the connection; what is being sent fails."""
         self._do(lambda: self._lose(peer))
 
     def send(self, peer: Peer, data: np.ndarray, tag: int) -> Future[None]:
-        """Sends `data`, (bytes,) uint8. Nobody may write to it until the future is done: all of it has arrived, or the
-        peer has refused it.
+        """Sends `data`, (bytes,) uint8, which must not change until the future is done: received or refused.
 
         Raises (the future):
             Unavailable: the peer is gone, or out of reach.
@@ -140,29 +132,29 @@ class UcxWorker:
         return done
 
     def open_tags(self) -> int:
-        """The first of 2^TAG_BITS tags, whose messages are kept till they are asked for."""
+        """The first of 2^TAG_BITS tags whose messages are kept until they are asked for."""
         while (stream := secrets.randbits(64 - TAG_BITS)) in self._kept or not stream:
             pass
         self._kept[stream] = {}
         return stream << TAG_BITS
 
     def receive(self, tag: int, size_bytes: int) -> Future[np.ndarray]:
-        """The message of a tag that is open: (size_bytes,) uint8, when all of it is here.
+        """The whole message of an open tag, (size_bytes,) uint8.
 
         Raises (the future):
             ValueError: it has another size.
-            Unavailable: it broke off, or will not come: the tag was closed.
+            Unavailable: it broke off, or the tag was closed.
         """
         wanted = _Wanted(size_bytes, Future())
         self._do(lambda: self._want(tag, wanted))
         return wanted.future
 
     def close_tags(self, first_tag: int) -> None:
-        """Refuses what has come with these tags, and what still comes. Messages being received are received whole."""
+        """Refuses what has come with these tags and what still comes, save what is being received."""
         self._do(lambda: self._close_stream(first_tag >> TAG_BITS))
 
     def close(self) -> None:
-        """Ends all connections and the thread. What is under way fails, and so does what is asked for later."""
+        """Ends connections and thread. What is under way, and what is asked for later, fails."""
         if not self._closed:
             self._closed = True
             self._do(self._end)
@@ -171,7 +163,7 @@ class UcxWorker:
 
     @property
     def under_way(self) -> int:
-        """Messages that are being sent, received or refused."""
+        """Messages being sent, received or refused."""
         return len(self._running)
 
     # From here on in the worker's thread.
@@ -212,7 +204,7 @@ class UcxWorker:
         self._settle()
 
     def _next_timeout_s(self) -> float | None:
-        """Gives up peers that do not answer; returns how long to wait for the others."""
+        """Gives up peers that do not answer; how long to wait for the others."""
         connecting = [peer for peer in list(self._peers.values()) if peer.obstacle == "connecting"]
         for peer in connecting:
             if peer.connects_until <= time.monotonic():
@@ -227,7 +219,7 @@ class UcxWorker:
             self._lose(peer)
 
     def _connect(self, peer: Peer) -> None:
-        """A connection is made by the first message, so one is sent: if it has left, others will."""
+        """UCX connects with the first message, so one is sent."""
         if not self._open:
             self._forget(peer)
             return
@@ -251,7 +243,7 @@ class UcxWorker:
             peer.obstacle = ""
 
     def _forget(self, peer: Peer) -> None:
-        """The next who asks for it gets a new connection."""
+        """Lets the next request for this address connect anew."""
         peer.obstacle = "unreachable"
         if self._peers.get(peer.address) is peer:
             del self._peers[peer.address]
@@ -275,7 +267,7 @@ class UcxWorker:
             self._running.append((request, done, None, data))
 
     def _take_in(self) -> None:
-        """Empties UCX's queue: a message that nobody wants would stay there for good."""
+        """Empties UCX's queue, where a message that nobody wants would stay."""
         while (message := self._ucx.tag_probe(*self._all_tags, remove=True)).matched:
             tag = message.sender_tag.value
             kept = self._kept.get(tag >> TAG_BITS)
@@ -316,11 +308,10 @@ class UcxWorker:
         self._running.append((request, wanted.future, data, data))
 
     def _refuse(self, message: Any) -> None:
-        """Takes a message that nobody wants. UCX sends none of a large one, and tells its sender that it is done."""
+        """Receives a message into too little room: UCX sends none of a large one, and tells its sender it is done."""
         self._running.append((self._ucx.tag_recv_with_handle(self._refused, message), Future(), None, None))
 
     def _settle(self) -> None:
-        """Tells those whose requests have completed."""
         completed = [entry for entry in self._running if entry[0].completed]
         self._running = [entry for entry in self._running if not entry[0].completed]
         for request, done, result, _ in completed:

@@ -7,6 +7,7 @@ from pathlib import Path
 from services.common.rpc.channels import Channels
 from services.common.stream import consumer
 from services.common.stream.consumer import ConsumerTransports, StreamConsumer
+from services.common.stream.ucx import UcxTransport
 from services.common.stream.ucx_worker import UcxWorker
 
 consumer.CONNECT_TIMEOUT_S = 60.0  # a producer in a test is there, however late it answers
@@ -19,7 +20,7 @@ subscribe = CONSUMER.subscribe
 def reading(directory: Path, *transports: str, ucx: UcxWorker | None = None) -> Iterator[None]:
     """What CONSUMER subscribes to in the block may come by `transports`, or to `ucx`."""
     before = CONSUMER.transports
-    CONSUMER.transports = ConsumerTransports(transports, directory, ucx)
+    CONSUMER.transports = ConsumerTransports(transports, directory, UcxTransport(ucx, 1) if ucx else None)
     try:
         yield
     finally:
