@@ -1,6 +1,6 @@
 """Which model family a checkpoint is of, and what serves it. Knows no engine.
 
-A package of somebody else adds a row by an entry point of the group `quartet.families` that is a `Family`:
+Other packages add a `Family` by an entry point of the group `quartet.families`:
 
     [project.entry-points."quartet.families"]
     mine = "my_models.mine:FAMILY"  # FAMILY = Family("mine", ("my_omni",), package="my_models.mine")
@@ -28,9 +28,9 @@ class Family:
 
     Attributes:
         name: its folder in services/families.
-        model_types: values of `model_type` in a checkpoint's config.json.
-        pipeline: the file of gateway/pipelines that serves it; None: none that comes with Quartet.
-        package: what has its modules, if that is not its folder there.
+        model_types: values of `model_type` in config.json.
+        pipeline: a file of gateway/pipelines that serves it.
+        package: of its modules, if not its folder.
     """
 
     name: str
@@ -39,28 +39,23 @@ class Family:
     package: str = ""
 
     def has(self, part: str) -> bool:
-        """Whether it has `part`."""
         return importlib.util.find_spec(self._module(part)) is not None
 
     def part(self, part: str) -> ModuleType:
-        """Its module `part`.
-
-        Raises:
-            ValueError: the family has no such part.
-        """
+        """Its module `part`. Raises ValueError: it has none."""
         if not self.has(part):
             served = f": give --pipeline {Path(self.pipeline).stem} to quartet up" if self.pipeline else ""
             raise ValueError(f"{self.name} models have no {part}{served if part in STAGES else ''}")
         return importlib.import_module(self._module(part))
 
     def stages(self, config: Mapping[str, Any]) -> list[str]:
-        """The stages that serve a checkpoint of it with this config.json."""
+        """The stages that serve a checkpoint with this config.json."""
         has_speech = getattr(importlib.import_module(self._package), "has_speech", None)
         is_silent = has_speech is not None and not has_speech(config)
         return [stage for stage in STAGES if self.has(stage) and (stage == STAGES[0] or not is_silent)]
 
     def pipeline_of(self, config: Mapping[str, Any]) -> str | None:
-        """The file of gateway/pipelines that serves a checkpoint of it with this config.json, as `pipeline`."""
+        """As `pipeline`, for a checkpoint with this config.json."""
         return TEXT_PIPELINE if self.pipeline and self.stages(config) == [STAGES[0]] else self.pipeline
 
     @property
@@ -79,16 +74,12 @@ FAMILIES = (
 
 
 def families() -> tuple[Family, ...]:
-    """All rows: those here, then those of installed packages."""
+    """FAMILIES, then those of installed packages."""
     return FAMILIES + tuple(point.load() for point in entry_points(group=ENTRY_POINTS))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A checkpoint's config.json.
-
-    Raises:
-        ValueError: there is none, or it is not an object.
-    """
+    """A checkpoint's config.json. Raises ValueError: there is none, or it is not an object."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except FileNotFoundError:
@@ -103,11 +94,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a checkpoint, by its config.json.
-
-    Raises:
-        ValueError: no family has its `model_type`.
-    """
+    """The family of a checkpoint, by its config.json. Raises ValueError: none has its `model_type`."""
     known = families()
     for family in known:
         if config.get("model_type") in family.model_types:
@@ -117,6 +104,5 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 
 def has_speech(config: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint of several stages with this config.json has those that speak, as transformers' configs of
-    omni models say it. Not the file's, but that of a family whose package has this function."""
+    """Whether an omni checkpoint with this config.json speaks. For packages of families, whose `has_speech` this is."""
     return config.get("enable_audio_output", True) and config.get("talker_config") is not None

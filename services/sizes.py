@@ -13,18 +13,17 @@ ROPE_BYTES = 3 * 4  # position of a token in time, height and width, int32
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the stages of a checkpoint need of a GPU, as a family's `budget` reads it from config and tensors. Bytes,
-    where nothing else is said.
+    """What the stages of a checkpoint need of a GPU, as a family's `budget` reads it from config and tensors; in bytes,
+    save the heads.
 
     Attributes:
         weights: of each stage that the checkpoint has.
-        unsplit: those of the thinker's weights that tensor parallelism may leave whole on every GPU.
-        text_table: the thinker's embeddings of all text tokens as the talker projects them once, when it loads; 0
-            without a talker.
+        unsplit: the thinker's weights that tensor parallelism may leave whole on every GPU.
+        text_table: the talker's projected embeddings of all text tokens; 0 without one.
         heads, kv_heads: number of heads of the thinker's attention.
-        kv_per_token: key-value memory of a token of the thinker's context, of all heads.
-        states_per_token: what the thinker keeps besides of each token of its key-value cache.
-        talker_kv_per_position: key-value memory of a prompt position or frame of the talker; 0 without one.
+        kv_per_token: the thinker's key-value memory of a token, all heads.
+        states_per_token: what the thinker keeps beside it.
+        talker_kv_per_position: the talker's key-value memory of a prompt position or frame; 0 without one.
     """
 
     weights: Mapping[str, int]
@@ -38,19 +37,17 @@ class Sizes:
 
     @property
     def has_speech(self) -> bool:
-        """Whether there are talker and code2wav beside the thinker."""
         return "talker" in self.weights
 
 
 def weights_dtype(*configs: Mapping[str, Any]) -> str:
-    """The dtype of a checkpoint's weights by its config.json, or by the first of these parts of it that states one;
-    "bfloat16" where none does."""
+    """The dtype of weights that the first of these parts of a config.json states; "bfloat16" if none does."""
     stated = (config.get(key) for config in configs for key in ("dtype", "torch_dtype"))
     return next((dtype for dtype in stated if dtype), "bfloat16")
 
 
 def weight_bytes(tensors: Iterable[tuple[str, int]], prefix: str) -> int:
-    """Bytes of those of (name, bytes) whose names begin with `prefix`."""
+    """Bytes of the (name, bytes) whose names begin with `prefix`."""
     return sum(size for name, size in tensors if name.startswith(prefix))
 
 
@@ -61,14 +58,14 @@ def omni_sizes(
     prefixes: Mapping[str, str],
     unsplit: str,
 ) -> Sizes:
-    """Those of an omni model's checkpoint.
+    """Sizes of an omni model's checkpoint.
 
     Args:
         config: its config.json.
-        talker: what of it describes the talker's layers; None: it has the thinker alone.
+        talker: the part that describes the talker's layers; None: there is the thinker alone.
         tensors: (name, bytes) of each.
         prefixes: of the tensors' names, by stage.
-        unsplit: prefix of those that tensor parallelism may leave whole on every GPU.
+        unsplit: prefix of the `Sizes.unsplit`.
 
     Raises:
         KeyError: a key is missing.
@@ -89,6 +86,6 @@ def omni_sizes(
 
 
 def kv_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
-    """Key-value memory of a position of the transformer that `config` describes, all layers and heads."""
+    """Key-value memory of a position of the transformer `config`, all layers and heads."""
     head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head * element_bytes

@@ -1,14 +1,14 @@
-"""What can go wrong in a stage, in the words of a person."""
+"""Errors that a stage reports, in words for people."""
 
 
 class StageError(Exception):
-    """Base of the errors that a stage reports to its caller. `str(error)` is meant for people.
+    """Base of all. `str(error)` is for people.
 
     Attributes:
-        status: name of the gRPC status that tells it.
-        code: what the kind of error does not say, for programs; "" for most.
-        origin: kind of the stage that it began in ("thinker"), where another one reports it; else "".
-        detail: what only logs are told: addresses, the words of a transport.
+        status: name of its gRPC status.
+        code: a narrower kind, for programs; "" for most.
+        origin: kind of the stage that it began in, if another one reports it; else "".
+        detail: for logs only: addresses, a transport's words.
     """
 
     status = "INTERNAL"
@@ -23,8 +23,8 @@ class InvalidInput(StageError):
     """The request is at fault.
 
     Args:
-        field: path of the field at fault, e.g. "sampling.top_p".
-        reason: what is wrong with it and what would be right.
+        field: its path, e.g. "sampling.top_p".
+        reason: what is wrong and what would be right.
     """
 
     status = "INVALID_ARGUMENT"
@@ -36,19 +36,15 @@ class InvalidInput(StageError):
 
 
 class ContextTooLong(InvalidInput):
-    """The prompt is longer than the model takes."""
-
     code = "CONTEXT_LENGTH"
 
 
 class TooManyMedia(InvalidInput):
-    """The prompt has more images, sounds or videos than the stage takes."""
-
     code = "TOO_MANY_MEDIA"
 
 
 class QueueFull(StageError):
-    """The stage runs and queues all it may; the same request can succeed after `retry_after_s` seconds."""
+    """The stage runs and queues all it may; retry after `retry_after_s` seconds."""
 
     status = "RESOURCE_EXHAUSTED"
 
@@ -64,10 +60,10 @@ class Unavailable(StageError):
 
 
 class StageLost(Unavailable):
-    """A stage is gone, or its connection: its caller found that, it did not say so.
+    """A caller found that a stage, or its connection, is gone.
 
     Args:
-        stage: its kind, e.g. "thinker"; "" if the caller does not know.
+        stage: its kind, e.g. "thinker"; "" if unknown.
         detail: how the caller found it.
     """
 
@@ -79,28 +75,24 @@ class StageLost(Unavailable):
 
 
 class NotFound(StageError):
-    """What the request names does not exist."""
-
     status = "NOT_FOUND"
 
 
 class AlreadyExists(StageError):
-    """What the request asks for has been given to another."""
+    """What the request asks for is another's."""
 
     status = "ALREADY_EXISTS"
 
 
 class RequestCancelled(StageError):
-    """The caller, or the stage before, gave the request up."""
+    """The caller, or the stage before, gave up."""
 
     status = "CANCELLED"
 
 
 class DeadlineExceeded(StageError):
-    """The request's time ran out."""
-
     status = "DEADLINE_EXCEEDED"
 
 
 class InternalError(StageError):
-    """A fault of ours: details are in the stage's log."""
+    """A fault of ours; the stage's log has the details."""

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_image(data: bytes, field: str) -> "Generator[Image]":
-    """The image in `data`; only its header has been read.
+    """The image in `data`, of which only the header has been read.
 
     Raises:
-        InvalidInput: names `field`, when `data` is no image, or what is done with the image inside finds it broken.
+        InvalidInput: names `field`: `data` is no image, or its use in the block found it broken.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -30,10 +30,10 @@ def open_image(data: bytes, field: str) -> "Generator[Image]":
 
 
 def claimed_wav_s(data: bytes) -> float:
-    """Seconds that a WAV file's header claims; 0 where it claims nothing, and for other files.
+    """Seconds that a WAV file's header claims; 0 without a claim, and for other files.
 
-    FFmpeg looks at the size of the file instead, and would take a long recording that was cut off for a short one. A
-    data size near 2^32 is what programs write that cannot seek back: no claim.
+    FFmpeg takes the size of the file instead: a long recording that was cut off is short to it. A data size near 2^32,
+    from programs that cannot seek back, is no claim.
     """
     if data[:4] != b"RIFF" or data[8:12] != b"WAVE":
         return 0.0
@@ -49,8 +49,8 @@ def claimed_wav_s(data: bytes) -> float:
 
 
 def mono_blocks(container: Any) -> "Iterator[tuple[np.ndarray, int]]":
-    """The first audio track of an open file, as it is decoded: for each frame of it ((samples,) float32, the mean of
-    its channels; samples a second). Raises what PyAV raises."""
+    """The first audio track of an open file, by frame: ((samples,) float32, the mean of its channels; samples a
+    second). Raises PyAV's errors."""
     import av
     import numpy as np
 

@@ -10,10 +10,10 @@ _HERE = Path(__file__).parent
 
 
 def is_shipped(model: str) -> bool:
-    """Whether `model` names a checkpoint here, and no directory of that name is nearer."""
+    """Whether `model` names a checkpoint here, and no directory."""
     return model in (OMNI, PAINTER) and not Path(model).is_dir()
 
 
 def resolve(model: str) -> str:
-    """The directory of a checkpoint here; any other directory or hub id unchanged."""
+    """The directory of a checkpoint here; others unchanged."""
     return str(_HERE / model) if is_shipped(model) else model

@@ -1,7 +1,6 @@
-"""The activations of checkpoints, by the names that their configs have for them.
+"""Activations by their names in checkpoints' configs.
 
-transformers has a longer table of the same names (`transformers.activations.ACT2FN`). Importing it takes more than two
-seconds, as much as torch itself, and nothing else of transformers is needed when a talker or a code2wav starts.
+transformers' longer table (`transformers.activations.ACT2FN`) takes over two seconds to import.
 """
 
 from torch import nn
@@ -10,11 +9,7 @@ _BY_NAME = {"silu": nn.SiLU(), "gelu": nn.GELU(), "gelu_pytorch_tanh": nn.GELU(a
 
 
 def activation(name: str) -> nn.Module:
-    """The activation that a config calls `name`; shared, for it has no parameters.
-
-    Raises:
-        ValueError: none is known by this name.
-    """
+    """The activation that configs call `name`, a shared one. Raises ValueError: none is known."""
     if name not in _BY_NAME:
         raise ValueError(f"config.json: hidden_act {name!r} is not known; known are {', '.join(_BY_NAME)}")
     return _BY_NAME[name]

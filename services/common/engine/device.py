@@ -1,7 +1,6 @@
-"""The device an engine runs on: choosing it, which paths computations take there, copies to and from it, CUDA graphs.
+"""An engine's device: which it is, the paths of computations there, copies to and from it, CUDA graphs.
 
-Each stage has an `execution.py` whose `choices` decides on its paths; its engine does what was decided there, so that
-what is told, in its log and by `quartet doctor`, and what runs cannot differ.
+Each stage's `execution.py` chooses its paths, which the engine takes, and which log and `quartet doctor` report.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,19 +10,18 @@ from typing import Any, Protocol
 import structlog
 import torch
 
-_WARM_UP_RUNS = 2  # before a capture: libraries allocate and choose kernels on their first calls
+_WARM_UP_RUNS = 2  # before a capture: first calls of libraries allocate, and choose kernels
 
 log = structlog.get_logger()
 
 
 def engine_device(asked: str) -> torch.device:
-    """The device of this machine that the setting `device` names; see `device_among`."""
+    """As `device_among` this machine's."""
     return device_among(torch.cuda.device_count() if torch.cuda.is_available() else 0, asked)
 
 
 def device_among(cuda_devices: int, asked: str) -> torch.device:
-    """The device that `asked` names on a machine with so many, with its index: "auto" is "cuda" where there is one,
-    else "cpu".
+    """The device, with its index, that the setting `device` names: "auto" is "cuda" if there is one, else "cpu".
 
     Raises:
         ValueError: there is no such device; names the setting and what there is.
@@ -42,10 +40,10 @@ def device_among(cuda_devices: int, asked: str) -> torch.device:
 
 
 def prepared_device(asked: str) -> torch.device:
-    """As `engine_device`: current in the calling thread, and torch's attention kept from cuDNN in this process.
+    """As `engine_device`, made current in the calling thread, without cuDNN's attention in this process.
 
-    torch prefers cuDNN on Hopper and Blackwell, where it makes a plan for each new shape and keeps it for that shape
-    only: 25 to 440 ms at each new length of a prompt, while everything else in the process waits.
+    torch prefers cuDNN on Hopper and Blackwell, where each new length of a prompt costs a plan: 25 to 440 ms, while
+    everything else in the process waits.
     """
     device = engine_device(asked)
     make_current(device)
@@ -54,25 +52,21 @@ def prepared_device(asked: str) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Makes a CUDA `device` the calling thread's current one: streams, graphs and libraries' handles are made there.
-
-    Every thread of an engine begins with it, as torch's current device is a thread's own.
-    """
+    """Makes a CUDA `device` current in the calling thread: each thread of an engine begins with it."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 
 
 class Staging:
-    """Copies through pinned memory, on a stream of its own; where `device` is the CPU there is nothing to copy. For one
-    thread only."""
+    """Copies through pinned memory, on a stream of its own; none for a CPU. For one thread only."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def to_host(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        """A copy of `tensor`, on the device, as it is once what the current stream has been given is done; and the
-        event after which it is whole. The current stream goes on meanwhile; it must not write to `tensor` any more."""
+        """A copy of `tensor`, on the device, after the current stream's work so far; and the event after which it is
+        whole. The current stream goes on meanwhile, and must not write to `tensor` any more."""
         if self._stream is None:
             return tensor, None
         on_host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -81,12 +75,12 @@ class Staging:
             on_host.copy_(tensor, non_blocking=True)
             copied = torch.cuda.Event()
             copied.record()
-        tensor.record_stream(self._stream)  # its memory is nobody else's until then
+        tensor.record_stream(self._stream)  # keeps its memory until then
         return on_host, copied
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor`, on the CPU, on the device; the current stream's next work begins when it is there. The calling
-        thread waits for a copy within the host at most; then `tensor` is read no more."""
+        """`tensor`, on the CPU, on the device, before the current stream's next work. The calling thread waits at most
+        for a copy within the host; then `tensor` is read no more."""
         if self._stream is None:
             return tensor
         pinned = tensor.pin_memory()
@@ -99,17 +93,17 @@ class Staging:
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is at least `n`: few sizes are captured, and a step runs as the next one."""
+    """The least power of two that is at least `n`."""
     return 1 << max(0, n - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class CapturedRun:
-    """What was captured of one function.
+    """A captured function.
 
     Attributes:
-        replay: runs it again on whatever its static tensors hold by then.
-        output: the tensor that the function returned; every replay overwrites it.
+        replay: runs it on what its static tensors then hold.
+        output: the tensor that it returned; every replay overwrites it.
     """
 
     replay: Callable[[], object]
@@ -120,20 +114,19 @@ class Capturer(Protocol):
     """Captures functions that never replay at the same time."""
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
-        """Captures `run`, which reads and writes static tensors only. It is called some times for that, so whatever it
-        changes must not matter now."""
+        """Captures `run`, which reads and writes static tensors only. It is called several times: what it changes must
+        not matter yet."""
         ...
 
 
 class CudaGraphs:
-    """Captures CUDA graphs on one device; all of them share memory, so capture the largest first: what comes after it
-    fits into the blocks that it left.
+    """Captures CUDA graphs on one device. They share memory: capture the largest first, and the others fit into it.
 
-    One stream serves all captures. For each stream that ever ran a matrix product, cuBLAS keeps a workspace until the
-    process ends: 32 MiB on Hopper, 8 MiB before it.
+    One stream serves all captures: for each stream with a matrix product, cuBLAS keeps a workspace until the process
+    ends, 32 MiB on Hopper, 8 MiB before it.
 
     Args:
-        device: a CUDA device with its index. It need not be the thread's current one.
+        device: a CUDA device with its index; it need not be current.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -143,8 +136,7 @@ class CudaGraphs:
             self._stream = torch.cuda.Stream(device)
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
-        """See `Capturer.capture`."""
-        # torch captures what goes to the current device; another device's kernels would silently not be in the graph.
+        # torch captures the current device's kernels only, silently.
         with torch.cuda.device(self._device):
             caller = torch.cuda.current_stream()
             self._stream.wait_stream(caller)
@@ -160,10 +152,10 @@ class CudaGraphs:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A CUDA device, as far as stages choose their paths by it.
+    """The facts of a CUDA device that stages choose their paths by.
 
     Attributes:
-        name: as the driver calls it, e.g. "NVIDIA H100 80GB HBM3".
+        name: the driver's, e.g. "NVIDIA H100 80GB HBM3".
         capability: compute capability, e.g. (9, 0) for sm_90.
         memory_bytes: all of its memory.
     """
@@ -174,7 +166,7 @@ class Accelerator:
 
     @classmethod
     def of(cls, device: torch.device) -> "Accelerator | None":
-        """The accelerator that `device` is; None for a CPU."""
+        """None for a CPU."""
         if device.type != "cuda":
             return None
         properties = torch.cuda.get_device_properties(device)
@@ -192,9 +184,9 @@ class Choice:
 
     Attributes:
         part: what is computed, one word: "step", "attention", "moe", "sampler", ...
-        path: how, in few words: "CUDA graphs", "eager", ...
-        reason: what decided it, for a person.
-        fatal: whether the stage cannot start like this; `reason` says what to change then.
+        path: how: "CUDA graphs", "eager", ...
+        reason: what decided it, for people.
+        fatal: the stage cannot start like this; `reason` says what to change.
     """
 
     part: str
@@ -204,7 +196,6 @@ class Choice:
 
 
 def log_choices(choices: Sequence[Choice]) -> None:
-    """One line: every part with its path, and the reasons."""
     log.info(
         "execution paths",
         **{choice.part: choice.path for choice in choices},

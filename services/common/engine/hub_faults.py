@@ -1,10 +1,10 @@
-"""Why a model cannot be had from the hub, for people. Imports the hub's client where there was a failure alone."""
+"""Why a model cannot be had from the hub, for people. Imports the hub's client only after a failure."""
 
 import os
 
 
 def hub_fault(error: BaseException) -> str:
-    """What `error` of the hub's client means, and what to do."""
+    """The meaning of an `error` of the hub's client, and what to do."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):

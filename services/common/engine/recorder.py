@@ -1,4 +1,4 @@
-"""Records the operations of this process by torch's profiler, of all threads: engines have their own."""
+"""Records the operations of all threads of this process by torch's profiler."""
 
 import asyncio
 import gzip
@@ -14,29 +14,25 @@ _COMPRESSION = 5
 
 
 class TorchRecorder:
-    """Records operators, and kernels where there is CUDA: names and times; no shapes, no stacks, no values.
-
-    Off, nothing of the profiler is there. Use `start` and `stop` in turns.
-    """
+    """Records names and times of operators, and of kernels with CUDA; no shapes, stacks or values."""
 
     def __init__(self) -> None:
         self._has_cuda = torch.cuda.is_available()
         self._profile: torch.autograd.profiler.profile | None = None
 
     async def start(self) -> None:
-        """Begins to record."""
         self._profile = torch.autograd.profiler.profile(
             use_kineto=True,
             use_device="cuda" if self._has_cuda else None,
             experimental_config=_ExperimentalConfig(profile_all_threads=True, trace_only=True),
         )
-        if self._has_cuda:  # CUPTI takes a while to begin
+        if self._has_cuda:  # CUPTI is slow to begin
             await asyncio.to_thread(self._profile.__enter__)
         else:
             self._profile.__enter__()
 
     async def stop(self, directory: Path) -> Sequence[tuple[str, Path]]:
-        """Ends recording; returns the files in `directory`, and the process of each: "", this one."""
+        """Ends recording; returns [("", file in `directory`)]."""
         assert self._profile is not None
         profile, self._profile = self._profile, None
         file = directory / _FILE

@@ -1,4 +1,4 @@
-"""An engine's own thread, which runs one step after the other; and the clock of a request that stands still there."""
+"""An engine's own thread, which runs one step after the other; and a clock of waits."""
 
 import threading
 import time
@@ -16,15 +16,14 @@ log = structlog.get_logger()
 
 
 class ThreadedEngine(ABC):
-    """Works on many requests in one thread until it is stopped or a step fails; then every request is told.
-
-    A subclass starts `_thread` when it is made whole.
+    """Works on many requests in one thread until it is stopped or a step fails, which ends every request. A subclass
+    starts `_thread`.
 
     Args:
         stage: its name.
         device: that the thread computes on.
-        on_fatal: called in the engine's thread with what broke it, after every request was told.
-        title: its name for people, where that is another.
+        on_fatal: called in the thread with what broke it, after every request was ended.
+        title: its name for people; default: `stage`.
 
     Attributes:
         changed: guards what the thread shares with others, and wakes it.
@@ -39,32 +38,28 @@ class ThreadedEngine(ABC):
         self._thread = threading.Thread(target=self._run, name=f"{stage}-engine", daemon=True)
 
     def stop(self) -> None:
-        """Ends the thread after the step that runs; requests that are not done fail with Unavailable."""
+        """Ends the thread after the running step; open requests fail with Unavailable."""
         with self.changed:
             self._stopping = True
             self._wake()
         self._thread.join()
 
     def _wake(self) -> None:
-        """Ends the wait of the thread. Called under the lock."""
+        """Wakes the thread. Under the lock."""
         self.changed.notify()
 
     def _check_running(self) -> None:
-        """To be called under the lock, before a request is taken.
-
-        Raises:
-            Unavailable: the engine failed or is stopped.
-        """
+        """Under the lock, before a request is taken. Raises Unavailable: the engine failed or is stopped."""
         if self._stopping:
             raise Unavailable(f"{self._title}'s engine has stopped")
 
     @abstractmethod
     def _work(self) -> None:
-        """Waits until there is something to do, or until `_stopping`, and does it: one step. In the thread."""
+        """Waits for work or `_stopping`, and does one step. In the thread."""
 
     @abstractmethod
     def _end_all(self, error: StageError) -> None:
-        """Ends every request, waiting or running, with `error`. In the thread, after its last step."""
+        """Ends every waiting or running request. In the thread, after its last step."""
 
     def _run(self) -> None:
         make_current(self._device)
@@ -83,15 +78,13 @@ class ThreadedEngine(ABC):
 
 
 class WaitClock:
-    """Adds up the time for which something waits, whatever for."""
+    """Adds up waits: `waited_ms` up to the last `set`."""
 
     def __init__(self) -> None:
         self.waited_ms = 0.0
-        """Milliseconds up to the last `set`."""
         self._since: float | None = None
 
     def set(self, waits: bool) -> None:
-        """Whether it waits from now on."""
         now = time.monotonic()
         if self._since is not None:
             self.waited_ms += (now - self._since) * 1000

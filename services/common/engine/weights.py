@@ -1,4 +1,4 @@
-"""Finds a checkpoint and reads from it only the files and tensors that a stage needs."""
+"""Finds a checkpoint and reads only the files and tensors that a stage needs."""
 
 import io
 import json
@@ -21,8 +21,7 @@ from services.common.engine.hub_faults import hub_fault
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
-# The last two are of a codec that lies in a folder of its own, and of voices.
-CONFIG_FILES = (CONFIG_FILE, "generation_config.json", f"speech_tokenizer/{CONFIG_FILE}", "spk_dict.pt")
+CONFIG_FILES = (CONFIG_FILE, "generation_config.json", f"speech_tokenizer/{CONFIG_FILE}", "spk_dict.pt")  # last: voices
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 PROGRESS_S = 10.0
 
@@ -30,8 +29,7 @@ log = structlog.get_logger()
 
 
 def compute_dtype(config: Mapping[str, Any], stored: torch.dtype) -> torch.dtype:
-    """What a checkpoint is computed in where nothing is asked for: what its config.json says, else the `stored` dtype.
-    So does transformers' `dtype="auto"`.
+    """The dtype for `--dtype auto`, as transformers': what config.json says, else the `stored` one.
 
     Raises:
         ValueError: the field `dtype` of `config` names none of torch's.
@@ -46,10 +44,10 @@ def compute_dtype(config: Mapping[str, Any], stored: torch.dtype) -> torch.dtype
 
 
 def local_folder(model: str, wanted: Callable[[str], bool], files: Sequence[str] = CONFIG_FILES) -> Path:
-    """The directory of a checkpoint, see `Checkpoint`, with all files that hold wanted tensors in it.
+    """The directory of a checkpoint, see `Checkpoint`, with all files of wanted tensors.
 
     Raises:
-        ValueError: there is no such checkpoint, or what is missing of it cannot be fetched.
+        ValueError: there is no such checkpoint, or a file cannot be fetched.
     """
     checkpoint = Checkpoint(model, files)
     checkpoint.fetch(wanted)
@@ -57,7 +55,7 @@ def local_folder(model: str, wanted: Callable[[str], bool], files: Sequence[str]
 
 
 class Stored(NamedTuple):
-    """What a safetensors file says of a tensor: its name, its dtype as such files spell it ("I8"), and its shape."""
+    """A tensor in a safetensors file; `dtype` is spelled as there ("I8")."""
 
     name: str
     dtype: str
@@ -65,15 +63,22 @@ class Stored(NamedTuple):
 
 
 def stored_tensors(folder: Path) -> Iterator[Stored]:
-    """Those of the checkpoint in `folder`; no tensor is read."""
+    """The checkpoint's tensors, none of which is read."""
+    for name in _weight_files(folder, lambda tensor: True):
+        yield from tensors_in(folder / name)
+
+
+def _weight_files(folder: Path, wanted: Callable[[str], bool]) -> list[str]:
+    """Names of the files of wanted tensors; a checkpoint of one file has no index."""
     index = folder / INDEX_FILE
-    files: Any = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else [SINGLE_FILE]
-    for file in sorted(files):
-        yield from tensors_in(folder / file)
+    if not index.is_file():
+        return [SINGLE_FILE]
+    file_of = json.loads(index.read_text())["weight_map"]
+    return sorted({file for name, file in file_of.items() if wanted(name)})
 
 
 def tensors_in(path: Path) -> Iterator[Stored]:
-    """Those of one safetensors file. Raises SafetensorError: it is none, or not whole."""
+    """One safetensors file's tensors. Raises SafetensorError: it is none, or not whole."""
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118, not a dict
             part = file.get_slice(name)
@@ -81,20 +86,18 @@ def tensors_in(path: Path) -> Iterator[Stored]:
 
 
 class _LoggedProgress(tqdm):
-    """How much of a download is here, as lines of the log."""
+    """Progress of a download, as lines of the log."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "mininterval": PROGRESS_S, "file": io.StringIO()})
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Called every `PROGRESS_S` at most, and at the end."""
         if self.unit == "B" and self.n:
             log.info("fetching", fetched_bytes=int(self.n), all_bytes=int(self.total or 0))
 
 
 def _repository_of(folder: Path) -> str | None:
-    """The hub's repository that `folder` is a commit of, by its place in the hub's cache, which is
-    models--OWNER--NAME/snapshots/COMMIT. None: it is no such folder."""
+    """The repository of a folder in the hub's cache, models--OWNER--NAME/snapshots/COMMIT; None for others."""
     if folder.parent.name != "snapshots":
         return None
     kind, _, repository = folder.parents[1].name.partition("--")
@@ -102,15 +105,14 @@ def _repository_of(folder: Path) -> str | None:
 
 
 class Checkpoint:
-    """A checkpoint's config files and, once `select` has said which, those of its safetensors files that a stage needs.
+    """A checkpoint's config files and the safetensors files that `select` wants.
 
-    Of one on the hub the directory has what a stage needs, all of one commit. The hub is asked once which commit that
-    is; each file that is not here yet is fetched once. A hub that cannot be reached is no error as long as everything
-    is here. A directory of the hub's cache is of such a commit already.
+    From the hub, all files are of one commit, which the hub is asked for once, and each missing file is fetched once.
+    If all are here, the hub need not be reached. A directory of the hub's cache stands for its commit.
 
     Args:
         model: a directory, or the id of a repository on the hub.
-        files: glob patterns of the files needed beside weights; those without a match are left out.
+        files: glob patterns of files needed beside weights; those without a match are left out.
 
     Attributes:
         folder: the directory.
@@ -126,24 +128,16 @@ class Checkpoint:
         self.folder = Path(model) if is_local else self._download([*files, INDEX_FILE, f"*/{INDEX_FILE}"])
         if not (self.folder / CONFIG_FILE).is_file():
             raise ValueError(f"{self.folder / CONFIG_FILE} does not exist")
-        self._files: dict[str, Path] = {}
-        """Wanted tensor name -> file."""
+        self._files: dict[str, Path] = {}  # by name of a wanted tensor
 
     def fetch(self, wanted: Callable[[str], bool], subfolder: str = "") -> list[Path]:
-        """The files that hold wanted tensors; those of a repository on the hub are here then.
-
-        Args:
-            wanted: says of a tensor's name whether the stage needs the file that has it.
-            subfolder: of the checkpoint, that the files lie in.
+        """The files of wanted tensors in `subfolder`, fetched from the hub.
 
         Raises:
             ValueError: one cannot be fetched.
         """
         folder = self.folder / subfolder
-        index, names = folder / INDEX_FILE, [SINGLE_FILE]  # a checkpoint of one file has no index
-        if index.is_file():
-            file_of = json.loads(index.read_text())["weight_map"]
-            names = sorted({file for name, file in file_of.items() if wanted(name)})
+        names = _weight_files(folder, wanted)
         missing = [str(Path(subfolder, name)) for name in names if not (folder / name).is_file()]
         if missing and self._repository:
             log.info("fetching weights", model=self._repository, files=missing)
@@ -160,11 +154,7 @@ class Checkpoint:
             raise ValueError(reason) from None
 
     def select(self, wanted: Callable[[str], bool], subfolder: str = "") -> None:
-        """Fetches the files that hold wanted tensors.
-
-        Args:
-            wanted: says of a tensor's name whether it is read.
-            subfolder: of the checkpoint, that the files lie in.
+        """Fetches the files of wanted tensors in `subfolder`, for `tensors`.
 
         Raises:
             ValueError: a file is missing or at fault, or there is no wanted tensor.
@@ -181,7 +171,6 @@ class Checkpoint:
             raise ValueError(f"{self.model} has none of the tensors this stage needs")
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """Dtype that the tensor `name` is stored in."""
         with safe_open(self._files[name], framework="pt") as file:
             return file.get_slice(name)[:1].dtype
 

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line on stderr, or coloured text on a terminal."""
+"""Structured logs on stderr: one JSON object a line, or coloured text on a terminal."""
 
 import logging
 import sys
@@ -8,13 +8,8 @@ import structlog
 
 
 def configure(level: str, stage: str) -> None:
-    """Sends what this process says to stderr in one format, each line naming its `stage`: structlog's and the standard
-    library's records, warnings, and the error that ends it.
-
-    Args:
-        level: least level logged, "debug" to "error".
-        stage: name of this process's stage.
-    """
+    """Logs structlog's and the standard library's records, warnings, and the error that ends this process in one format
+    with its `stage`, from `level` ("debug" to "error") on."""
 
     def add_stage(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
         event.setdefault("stage", stage)
@@ -49,7 +44,7 @@ def configure(level: str, stage: str) -> None:
 
 
 def adopt(library: str) -> None:
-    """Takes the records of `library`, already imported, that gave its logger handlers of its own."""
+    """Takes over the records of an imported `library` that gave its logger handlers."""
     logger = logging.getLogger(library)
     logger.handlers.clear()
     logger.propagate = True

@@ -1,9 +1,8 @@
-"""Prometheus metrics of a stage: the same names everywhere, the label `stage` tells them apart; and its HTTP port.
+"""Prometheus metrics of stages, which the label `stage` tells apart; and the HTTP port of /metrics, /health and /ready.
 
-The port has /metrics for Prometheus, and /health and /ready for checks that shall cost nothing. /health and /ready are
-gRPC's own health of "" and of the stage's service, for what cannot ask by gRPC or has no certificate: a shell in the
-container, a kubelet where TLS is on. 200: SERVING; 503: not, with the reason. Threads serve the port, but the answer is
-made on the event loop that serves the requests: where that hangs, the stage is not ready.
+/health and /ready are gRPC's health of "" and of the stage's service, for checks without gRPC or a certificate. 200:
+SERVING; 503: not, with the reason. The event loop that serves requests makes the answer: if it hangs, the stage is not
+ready.
 """
 
 import asyncio
@@ -13,8 +12,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
-# Shorter than the timeouts of health checks (deploy/), so that the reason is told.
-PATIENCE_S = 4.0
+PATIENCE_S = 4.0  # less than the timeouts of health checks (deploy/), so that the reason is told
 
 Health = Callable[[str], Coroutine[Any, Any, str]]
 
@@ -79,29 +77,23 @@ STREAM_FALLBACK_BYTES = Counter(
     ["stage", "transport", "reason"],
 )
 STREAM_PENDING = Gauge(
-    "quartet_stream_positions_pending",
-    "Positions made that wait for their consumers' credit, of all streams",
-    ["stage"],
+    "quartet_stream_positions_pending", "Positions that wait for their consumers' credit, of all streams", ["stage"]
 )
 STREAM_CREDITS = Gauge(
     "quartet_stream_credits_outstanding", "Chunks that consumers have granted and not got, of all streams", ["stage"]
 )
 TLS_EXPIRES = Gauge(
-    "quartet_tls_certificate_expires_seconds",
-    "Unix time at which the certificate that this process shows expires; 0 without TLS",
+    "quartet_tls_certificate_expires_seconds", "Unix time at which this process's certificate expires; 0 without TLS"
 )
 
 
 def serve_operations(host: str, port: int, health: Health) -> int:
-    """Serves until the process ends; called on the event loop that `health` runs on.
+    """Serves until the process ends; called on the event loop that `health` runs on. Returns the port.
 
     Args:
         host: address to listen on.
         port: 0 takes a free one.
         health: gives the state of "/health" or "/ready", e.g. "SERVING".
-
-    Returns:
-        The port.
 
     Raises:
         OSError: the port is taken.

@@ -1,4 +1,4 @@
-"""Where the time of a process's last requests went: a bounded list of spans, none of which costs more than its end."""
+"""Where the time of a process's last requests went: a bounded list of spans."""
 
 import re
 import time
@@ -20,9 +20,9 @@ class Span:
     Attributes:
         end: None while it is served.
         outcome: a gRPC status name, or an HTTP status; "" while it is served.
-        phases: (name, start, end) of what it did, one after the other.
-        first_output: when the first output left the process; None if none did.
-        owner: name of the API key that it came with; None: of none.
+        phases: (name, start, end), one after the other.
+        first_output: when the first output left; None if none did.
+        owner: name of the request's API key.
     """
 
     request_id: str
@@ -35,7 +35,7 @@ class Span:
     owner: str | None = None
 
     def to_message(self, to_unix_ns: int) -> profile_pb2.Span:
-        """The span on Unix's clock, which is `to_unix_ns` ahead of the monotonic one."""
+        """The span on Unix's clock, `to_unix_ns` ahead of the monotonic one."""
 
         def unix_ns(at: float) -> int:
             return int(at * 1e9) + to_unix_ns
@@ -55,23 +55,17 @@ class Span:
 
 
 def monotonic_to_unix_ns() -> int:
-    """What Unix's clock is ahead of the monotonic one, in nanoseconds."""
     return time.time_ns() - time.monotonic_ns()
 
 
 @dataclass(eq=False)
 class Watch:
-    """Spans that ended since it began, up to MAX_WATCHED.
-
-    Attributes:
-        left_out: spans beyond those.
-    """
+    """The first MAX_WATCHED spans that ended since it began; `left_out` counts the others."""
 
     spans: list[Span] = field(default_factory=list)
     left_out: int = 0
 
     def add(self, span: Span) -> None:
-        """Takes a span that has ended."""
         if len(self.spans) < MAX_WATCHED:
             self.spans.append(span)
         else:
@@ -79,7 +73,7 @@ class Watch:
 
 
 class Spans:
-    """Those of the last MAX_KEPT requests that ended in a process, and of the requests that it serves."""
+    """Spans of the last MAX_KEPT requests that ended in a process, and of those it serves."""
 
     def __init__(self) -> None:
         self._ended: deque[Span] = deque(maxlen=MAX_KEPT)
@@ -88,7 +82,7 @@ class Spans:
 
     @contextmanager
     def serving(self, describe: Callable[[], Span]) -> Iterator[None]:
-        """In the block a request is served. `describe` gives its span as it is, and after the block as it ended."""
+        """The block serves a request, whose span `describe` gives, as it ended after the block."""
         self._served.add(describe)
         try:
             yield
@@ -97,21 +91,20 @@ class Spans:
             self.add(describe())
 
     def add(self, span: Span) -> None:
-        """Takes the span of a request that has ended."""
+        """Takes an ended request's span."""
         self._ended.append(span)
         for watch in self._watches:
             watch.add(span)
 
     def ended(self) -> list[Span]:
-        """Those that have ended, the oldest first."""
+        """The oldest first."""
         return list(self._ended)
 
     def served(self) -> list[Span]:
-        """Of the requests that are served now, as far as they are."""
         return [describe() for describe in self._served]
 
     def find(self, request_id: str) -> list[Span]:
-        """Those of the request `request_id` and of its parts, "REQUEST_ID-NUMBER". None for ""."""
+        """Spans of a request and of its parts, "REQUEST_ID-NUMBER"; none for ""."""
         if not request_id:
             return []
         name = re.compile(rf"{re.escape(request_id)}(-\d+)?")
@@ -123,5 +116,4 @@ class Spans:
         return made
 
     def unwatch(self, watch: Watch) -> None:
-        """Ends it; once more does nothing."""
         self._watches.discard(watch)

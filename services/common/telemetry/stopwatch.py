@@ -6,10 +6,8 @@ from quartet.v1 import timings_pb2
 
 
 class Stopwatch:
-    """Marks the moments of a request. Each mark keeps its first time, save `mark_output`, which also keeps the last.
-
-    Marks may be set from an engine's thread: each is one assignment of a `time.monotonic()` value.
-    """
+    """Marks a request's moments, time.monotonic() seconds, from any thread. A mark keeps its first time, `mark_output`
+    also its last."""
 
     def __init__(self) -> None:
         self.accepted = time.monotonic()
@@ -19,11 +17,9 @@ class Stopwatch:
         self.last_output: float | None = None
 
     def mark_started(self) -> None:
-        """The engine begins to work on the request."""
         self.started = self.started or time.monotonic()
 
     def mark_prefilled(self) -> None:
-        """Prefill is done."""
         self.prefilled = self.prefilled or time.monotonic()
 
     def mark_output(self) -> None:
@@ -32,16 +28,16 @@ class Stopwatch:
         self.first_output = self.first_output or self.last_output
 
     def elapsed_ms(self) -> float:
-        """Milliseconds since the request was accepted."""
+        """Since acceptance."""
         return (time.monotonic() - self.accepted) * 1000
 
     @property
     def first_output_ms(self) -> float | None:
-        """Milliseconds from acceptance to the first output; None before it."""
+        """From acceptance to the first output; None before it."""
         return (self.first_output - self.accepted) * 1000 if self.first_output else None
 
     def phases(self) -> list[tuple[str, float, float]]:
-        """(name, start, end) of the phases up to now, as far as their marks were set."""
+        """(name, start, end) of the phases whose marks were set."""
         marks = (self.started, self.prefilled, self.last_output)
         found, before = list[tuple[str, float, float]](), self.accepted
         for name, mark in zip(("queue", "prefill", "decode"), marks, strict=True):
@@ -51,7 +47,7 @@ class Stopwatch:
         return found
 
     def to_message(self) -> timings_pb2.Timings:
-        """The timings up to now. Marks that were never set count as zero-length phases."""
+        """The timings up to now; a phase without its mark has no length."""
         started = self.started or self.accepted
         prefilled = self.prefilled or started
         return timings_pb2.Timings(

@@ -1,6 +1,5 @@
-"""OpenTelemetry traces: a span for each request in each stage, sent by OTLP. Off unless a variable says where to.
-
-Off, nothing of OpenTelemetry is imported: `begin` returns None, and `metadata` nothing.
+"""OpenTelemetry traces: a span for each request in each stage, sent by OTLP. Without a variable that says where to,
+nothing of OpenTelemetry is imported, and `begin` and `metadata` return None.
 """
 
 import os
@@ -17,14 +16,14 @@ if TYPE_CHECKING:
 
 # The first that is set turns tracing on.
 ENDPOINT_VARIABLES = ("QUARTET_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-EXPORT_TIMEOUT_S = 5  # a collector that is gone holds up the end of a process no longer than this
+EXPORT_TIMEOUT_S = 5  # for which a missing collector may hold up the end of a process
 
 _provider: "TracerProvider | None" = None
 _current: ContextVar["Span | None"] = ContextVar("span", default=None)
 
 
 class Span:
-    """A request in this process. `times` are time.monotonic() seconds, `attributes` get the prefix "quartet."."""
+    """A request in this process. Times are time.monotonic() seconds; attributes get the prefix "quartet."."""
 
     def __init__(self, span: "trace.Span") -> None:
         self._span = span
@@ -36,22 +35,21 @@ class Span:
         return f"{self._span.get_span_context().trace_id:032x}"
 
     def set(self, **attributes: Any) -> None:
-        """Adds attributes; those that are None are left out. Never content of the user."""
+        """Adds attributes that are not None. Never content of the user."""
         for name, value in attributes.items():
             if value is not None:
                 self._span.set_attribute(f"quartet.{name}", value)
 
     def rename(self, name: str) -> None:
-        """For a request whose kind is known only at its end."""
         self._span.update_name(name)
 
     def event(self, name: str, at: float | None) -> None:
-        """Something that happened at `at`; nothing if that is None."""
+        """Adds an event, unless `at` is None."""
         if at is not None:
             self._span.add_event(name, timestamp=int(at * 1e9) + self._to_unix_ns)
 
     def end(self, error: str = "") -> None:
-        """Ends it. `error`: what it failed with, e.g. a status; none of the user's words."""
+        """`error`: e.g. a status; none of the user's words."""
         from opentelemetry.trace import Status, StatusCode
 
         if error:
@@ -59,7 +57,7 @@ class Span:
         self._span.end()
 
     def headers(self) -> dict[str, str]:
-        """What makes others' spans its children: traceparent, and tracestate if there is one."""
+        """traceparent, and tracestate if any: make others' spans its children."""
         from opentelemetry.trace import set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -69,7 +67,7 @@ class Span:
 
 
 def configure(stage: str) -> None:
-    """Turns tracing on for this process, named quartet-`stage`, if a variable says where spans go.
+    """Turns tracing on for the process quartet-`stage`, if a variable says where spans go.
 
     Raises:
         SystemExit: the variable is no URL, or OpenTelemetry is not installed.
@@ -113,7 +111,7 @@ def _exporter(endpoint: str, variable: str) -> Any:
 
 
 def shut_down() -> None:
-    """Sends what is left and turns tracing off. The end of the interpreter does it too."""
+    """Sends what is left and turns tracing off, as the interpreter's end does."""
     global _provider
     if _provider is not None:
         _provider.shutdown()
@@ -121,10 +119,8 @@ def shut_down() -> None:
 
 
 def begin(name: str, request_id: str, headers: Mapping[str, str]) -> Span | None:
-    """A span of the request, from now on; None while tracing is off. Its parent is what `headers` name, if anything.
-
-    Calls that this task makes from now on are its children: see `metadata`.
-    """
+    """A span of the request, child of what `headers` name; None while tracing is off. This task's later calls are its
+    children: see `metadata`."""
     if _provider is None:
         return None
     from opentelemetry.trace import SpanKind
@@ -138,7 +134,7 @@ def begin(name: str, request_id: str, headers: Mapping[str, str]) -> Span | None
 
 
 def metadata() -> tuple[tuple[str, str], ...] | None:
-    """gRPC metadata that carries this task's span to the stage that is called; None without one."""
+    """gRPC metadata that carries this task's span to the called stage; None without one."""
     span = _current.get()
     return None if span is None else tuple(span.headers().items())
 
