@@ -13,12 +13,10 @@ _GROUPED_KERNEL_MAJORS = (9, 10)
 
 @dataclass(frozen=True)
 class Execution:
-    """What was decided.
+    """What was decided, and `choices`, the same for people with reasons.
 
     Attributes:
         captured: steps are CUDA graphs.
-        run_experts: how layers with experts run them.
-        choices: all of it for people, with reasons.
         compiled_predictor: the code predictor is compiled, on a CPU.
     """
 
@@ -57,5 +55,5 @@ def decide(compile: str, accelerator: Accelerator | None, dtype: str) -> Executi
 
 
 def choices(settings: TalkerSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
-    """What `decide` decides for these settings, for `quartet doctor`."""
+    """For `quartet doctor`."""
     return decide(settings.compile, accelerator, dtype).choices
