@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass
 class PlaybackEstimate:
-    """A real-time player, which stalls when it runs dry. Times are seconds of one monotonic clock."""
+    """A real-time player. Times are seconds of one monotonic clock."""
 
     runs_dry_at: float | None = None
     """End of the sent samples' playback; None before the first."""

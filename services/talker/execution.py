@@ -29,8 +29,7 @@ class Execution:
 def decide(compile: str, accelerator: Accelerator | None, dtype: str) -> Execution:
     """The paths on `accelerator` (None: a CPU) of a model in `dtype`, a name as "bfloat16".
 
-    Args:
-        compile: the setting. On a CPU "on" compiles the code predictor, which takes a minute and a C++ compiler.
+    On a CPU `compile` "on" compiles the code predictor, which takes a minute and a C++ compiler.
     """
     if accelerator is None:
         compiled = compile == "on"

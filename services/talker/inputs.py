@@ -112,7 +112,7 @@ class Delivery:
     Attributes:
         speaker: a voice of the checkpoint, in its spelling; "": none, or that of `voice`.
         language: one of the family's; "": the text alone tells.
-        whole_text_first: whether the prompt has all of the text; None: as by the checkpoint's default.
+        whole_text_first: whether the prompt has all of the text; None: the checkpoint's default.
         voice: to be imitated.
         sample_text: text of the sample of `voice`; "": unknown, only the voice is taken.
     """

@@ -91,7 +91,7 @@ def _frames(first: int, codes: torch.Tensor) -> talker_pb2.SpeakResponse:
 
 
 def talker_info(family: TalkerFamily, voices: Voices | None, positions: int) -> server_info_pb2.TalkerInfo:
-    """This talker in ServerInfo; `positions` are those of a request."""
+    """`positions` are those of a request."""
     return server_info_pb2.TalkerInfo(
         speakers=list(family.spec.speakers),
         num_code_groups=family.spec.num_code_groups,
