@@ -63,10 +63,10 @@ def keep_errors(with_tracebacks: bool) -> None:
 
     run = BaseProcess.run
 
-    def run_and_end(process: BaseProcess) -> None:
+    def run_and_end(self: BaseProcess) -> None:
         status = 0
         try:
-            run(process)
+            run(self)
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         except Exception as error:

@@ -1,5 +1,6 @@
 """An answer's way out: the engine's steps as messages to the client, and rows of tokens to the talker."""
 
+import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +169,7 @@ class DeltaWriter:
     def _logprob(self, token_id: int, by_id: "Mapping[int, Logprob]", alternatives: int) -> thinker_pb2.TokenLogprob:
         token_bytes, own = _token_bytes(self.tokenizer, token_id), by_id.get(token_id)
         # vLLM has the sampled token among the alternatives, even if it is less likely than those asked for
-        best = sorted(by_id, key=lambda token_id: by_id[token_id].rank or 0)[:alternatives]
+        best = heapq.nsmallest(alternatives, by_id, key=lambda token_id: by_id[token_id].rank or 0)
         return thinker_pb2.TokenLogprob(
             token_id=token_id,
             token=token_bytes.decode(errors="replace"),
