@@ -54,7 +54,7 @@ def info_of(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
 def start_engine(
     settings: Code2WavSettings, on_fatal: Callable[[BaseException], object] = lambda error: None
 ) -> DecodeEngine:
-    """Loads the decoder and starts its engine, not warmed up. Blocks. Raises as `load_decoder`."""
+    """The decoder's engine, not warmed up. Blocks. Raises as `load_decoder`."""
     decoder = load_decoder(settings.model, settings.dtype, settings.device, settings.windows)
     execution = decide(settings.compile, Accelerator.of(decoder.device))
     log_choices(execution.choices)
@@ -62,8 +62,6 @@ def start_engine(
         decoder,
         max_streams=settings.max_running_requests,
         max_frames_per_step=settings.max_frames_per_step,
-        lead_margin_ms=settings.lead_margin_ms,
-        threads=settings.threads,
         capturer=CudaGraphs(decoder.device) if execution.captured else None,
         on_fatal=on_fatal,
     )

@@ -1,7 +1,7 @@
 """Decoders that look back and never ahead: a step takes any number of frames and gives all their samples.
 
-Each layer keeps its last inputs, keys or values. This state is zero at the start of a stream, like the zero padding of
-a whole decode. A stream's state is a row of one tensor, its slot.
+Each layer keeps its last inputs, keys or values, at first zeros like the padding of a whole decode. A stream's state is
+a row of one tensor, its slot.
 """
 
 import math
@@ -16,14 +16,14 @@ from services.common.engine.device import CapturedRun, Capturer, power_of_two
 
 
 class StateLayout:
-    """Position of each layer's state in a slot. The constructors of the layers fill it."""
+    """Position of each layer's state in a slot, filled by the layers' constructors."""
 
     def __init__(self) -> None:
         self.shapes: list[tuple[int, ...]] = []
         self.sizes: list[int] = []
 
     def add(self, shape: tuple[int, ...]) -> int:
-        """Reserves a piece of a shape (without streams); returns its index."""
+        """Reserves a piece of `shape` (without streams); returns its index."""
         self.shapes.append(shape)
         self.sizes.append(math.prod(shape))
         return len(self.shapes) - 1
@@ -41,20 +41,20 @@ class Carry:
         self._taken, self._kept = pieces, list(pieces)
 
     def take(self, piece: int) -> torch.Tensor:
-        """A layer's state before the step, (streams, ...)."""
+        """Before the step, (streams, ...)."""
         return self._taken[piece]
 
     def keep(self, piece: int, state: torch.Tensor) -> None:
-        """Sets a layer's state after the step, (streams, ...)."""
+        """After the step, (streams, ...)."""
         self._kept[piece] = state
 
     def rows(self) -> torch.Tensor:
-        """All states after the step, (streams, values a slot)."""
+        """After the step, (streams, values a slot)."""
         return torch.cat([state.flatten(1) for state in self._kept], dim=1)
 
 
 class CausalStates(DecoderStates):
-    """States of up to `slots` streams, and one more row for the padding of a batch."""
+    """One more row than slots is for the padding of a batch."""
 
     def __init__(self, layout: StateLayout, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(slots)
@@ -99,9 +99,8 @@ class CausalBatch:
 
 
 class CausalDecoder(Decoder):
-    """A decoder whose layers keep their past, so that nothing is computed twice.
-
-    Up to rounding, samples do not depend on a stream's steps nor on the batch.
+    """A decoder whose layers keep their past. Up to rounding, samples depend neither on a stream's steps nor on the
+    batch.
 
     Args:
         spec: without look-ahead.
@@ -124,7 +123,7 @@ class CausalDecoder(Decoder):
             positions: (streams,) int64, frames of each stream before.
             rows: (streams, values a slot), the states before.
             at_start: whether a stream may be within its trimmed samples.
-            settled: whether every stream has a full window behind it. This only saves work.
+            settled: every stream has a full window behind it, which saves work.
 
         Returns:
             Samples, (streams, frames x samples_per_frame), with trimmed ones; and the states after.
@@ -151,7 +150,6 @@ class CausalDecoder(Decoder):
         return samples
 
     def captured_step(self, capturer: Capturer, states: DecoderStates, max_frames: int) -> StepFunction:
-        """For powers of two of streams and of frames."""
         assert isinstance(states, CausalStates)
         return DecodeGraphs(capturer, self, states, max_frames).step
 
@@ -164,10 +162,9 @@ class _CapturedStep:
 
 
 class DecodeGraphs:
-    """Captured steps with their state handling: one launch instead of some hundred kernels.
+    """Captured steps with their state handling, for each power of two of streams and of frames. For one thread.
 
-    A graph exists for each power of two of streams and of frames. Rows without a stream pad a batch. Padding frames
-    would advance the state. For one thread.
+    Rows without a stream pad a batch. Frames are not padded, as they would advance the state.
 
     Args:
         capturer: captures the largest steps first. No stream may be open.

@@ -42,15 +42,16 @@ log = structlog.get_logger()
 
 # Frames of a step whose intermediate results fit a core's cache: see the table in `ChunkPolicy`.
 CPU_BATCH_FRAMES = 16
+# Audio that a listener still has when a chunk leaves, beside the time of decoding: the way to the listener.
+LEAD_MARGIN_MS = 100.0
 
 
 class DecodeEngine(ThreadedEngine):
     """Decodes up to `max_streams` streams at a time; others wait in order. Thread-safe.
 
     Args:
-        max_frames_per_step: most frames of a stream in one step.
+        max_frames_per_step: of one stream.
         lead_margin_ms: see `ChunkPolicy.transport_s`.
-        threads: CPU threads of a step; 0: torch's default.
         capturer: captures the steps in the constructor; None: eager steps.
         on_fatal: see `ThreadedEngine`.
     """
@@ -60,8 +61,7 @@ class DecodeEngine(ThreadedEngine):
         decoder: Decoder,
         max_streams: int,
         max_frames_per_step: int,
-        lead_margin_ms: float = 100.0,
-        threads: int = 0,
+        lead_margin_ms: float = LEAD_MARGIN_MS,
         capturer: Capturer | None = None,
         on_fatal: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
@@ -85,7 +85,6 @@ class DecodeEngine(ThreadedEngine):
         )
         # With windows or granularity any frame may complete the next step.
         self._steps_are_given = windows is not None or self.spec.granularity_frames > 1
-        self._threads = threads
         self._waiting: deque[Stream] = deque()  # for a slot
         self._running: list[Stream] = []  # have a slot
         self._thread.start()
@@ -103,12 +102,12 @@ class DecodeEngine(ThreadedEngine):
         voice: str = "",
         seed: int = 0,
     ) -> Stream:
-        """Creates a stream and queues it for a slot.
+        """Creates a stream and queues it for a slot. The callbacks run on any thread under the engine's lock and must
+        not block.
 
         Args:
-            emit: takes Samples, then one DecodeEnd or an error, until `cancel`. It runs on any thread under the
-                engine's lock and must not block.
-            on_started: likewise, when the stream gets its slot.
+            emit: takes Samples, then one DecodeEnd or an error, until `cancel`.
+            on_started: called when the stream gets its slot.
             pcm16: samples are round(x * 32768), clipped, int16.
             voice, seed: see `DecoderStates.open`.
 
@@ -152,17 +151,12 @@ class DecodeEngine(ThreadedEngine):
             self._end(stream)
             self.changed.notify()
 
-    def _run(self) -> None:
-        if self._threads:
-            torch.set_num_threads(self._threads)
-        super()._run()
-
     def _work(self) -> None:
         if batch := self._next_batch():
             self._step(*batch)
 
     def _next_batch(self) -> tuple[Sequence[Stream], torch.Tensor | None] | None:
-        """Waits for the next streams and their codes (streams, frames, groups), none for a flush. None to stop."""
+        """Waits for the next streams and their codes, (streams, frames, groups) or None for a flush. None: stop."""
         with self.changed:
             while not self._stopping:
                 self._admit()
@@ -183,10 +177,8 @@ class DecodeEngine(ThreadedEngine):
         return None
 
     def _to_flush(self, plan: StepPlan | float | None, now: float) -> list[Stream]:
-        """The streams to flush before `plan`; none if one of the plan runs dry earlier.
-
-        With windows a flush takes as long as a step, so their number is limited.
-        """
+        """The streams to flush before `plan`; none if one of the plan runs dry earlier. With windows a flush takes as
+        long as a step, so their number is limited."""
         held_back = sorted((s for s in self._running if self._must_flush(s)), key=lambda stream: dry_since(stream, now))
         if not held_back or not self.spec.windows:
             return held_back

@@ -1,7 +1,5 @@
-"""Interface between code2wav and a model family.
-
-A family with a decoder has a module `code2wav` (see `services.families`) with the functions of `DecoderFamily`.
-"""
+"""What code2wav asks of a model family: a module `code2wav` (see `services.families`) with the functions of
+`DecoderFamily`."""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -30,13 +28,12 @@ class DecoderSpec:
     """The codec of a checkpoint.
 
     Attributes:
-        samples_per_frame: samples of a codec frame.
         codebook_sizes: number of values of each code of a frame.
         trimmed_samples: samples missing at the start of the sound.
         lookahead_frames: frames that must follow a frame before its samples are final. 0: every step gives all its
             samples, and `Decoder.flush` is never called.
         granularity_frames: a step decodes a multiple of it, except at a stream's end.
-        voices: voices of a stream, the default first; empty: the codes determine the voice.
+        voices: the default first; empty: the codes determine the voice.
         windows: cuts of an utterance, which fix the size of each step.
         max_frames: most frames of a stream; 0: no limit.
     """
@@ -59,28 +56,16 @@ class DecoderSpec:
     def decodes_whole(self) -> bool:
         return self.windows is not None and not self.windows.sizes
 
-    @property
-    def frames_per_second(self) -> float:
-        return self.sample_rate_hz / self.samples_per_frame
-
     def decodable(self, frames: int, complete: bool, taken: int = 0) -> int:
-        """How many of a stream's next `frames` frames a step may decode.
-
-        Args:
-            complete: no more frames follow.
-            taken: frames of earlier steps.
-        """
+        """How many of a stream's next `frames` frames a step may decode, after `taken` frames. `complete`: no more
+        follow."""
         if self.windows is not None:
             return self.windows.decodable(frames, complete, taken)
         return frames if complete else frames - frames % self.granularity_frames
 
 
 class DecoderStates(ABC):
-    """State of each stream between steps. For one thread.
-
-    Args:
-        slots: most open streams.
-    """
+    """State of up to `slots` streams between steps. For one thread."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
@@ -107,12 +92,8 @@ class DecoderStates(ABC):
 
     @abstractmethod
     def open(self, slot: int, voice: str, seed: int) -> None:
-        """Resets `slot` to the start of a stream.
-
-        Args:
-            voice: one of the spec's, or "" if it has none.
-            seed: of the decoder's noise.
-        """
+        """Resets `slot` to the start of a stream with a `voice` of the spec ("": it has none) and the `seed` of the
+        decoder's noise."""
 
     @abstractmethod
     def batch(self, slots: Sequence[int]) -> Batch:
@@ -142,12 +123,11 @@ class Decoder(nn.Module, ABC):
     def prepare(self, folder: Path, settings: WindowSettings) -> None:
         """Takes window settings and reads files in `folder`, before parameters are loaded. May replace `spec`.
 
-        Raises:
-            ValueError: the settings do not fit the decoder, or a file is invalid.
+        Raises ValueError: the settings do not fit the decoder, or a file is invalid.
         """
         if settings != WindowSettings():
             raise ValueError(
-                "--decoding and --window-*: this checkpoint's decoder needs no frames ahead; leave them out"
+                "--decoding and --window-frames: this checkpoint's decoder needs no frames ahead; leave them out"
             )
 
     def cast(self, dtype: torch.dtype) -> None:
@@ -193,8 +173,7 @@ class DecoderFamily(Protocol):
     def new_decoder(self, config: dict[str, Any]) -> Decoder:
         """The decoder of a config.json (from `FOLDER`, if there is one), without parameters.
 
-        Raises:
-            ValueError: the checkpoint has no decoder, or an unsupported one.
+        Raises ValueError: the checkpoint has no decoder, or an unsupported one.
         """
         ...
 
@@ -202,13 +181,7 @@ class DecoderFamily(Protocol):
 def load_decoder(
     model: str, dtype: str = "auto", device: str = "auto", windows: WindowSettings | None = None
 ) -> Decoder:
-    """Loads the decoder of a checkpoint.
-
-    Args:
-        model: directory or hub id.
-        dtype: a torch dtype, or "auto" for the family's, else the checkpoint's.
-        device: a torch device, or "auto" for cuda if there is one, else cpu.
-        windows: None: the decoder's own.
+    """The decoder of the directory or hub id `model`. `dtype` "auto" is the family's, else the checkpoint's.
 
     Raises:
         ValueError: no such device, checkpoint or decoder, unfit windows, or missing, unknown or misshaped tensors.

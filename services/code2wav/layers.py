@@ -64,10 +64,9 @@ class CausalConv(nn.Module):
 
 
 class CausalTransposedConv(nn.Module):
-    """Transposed convolution that returns the samples which no later input changes.
+    """Transposed convolution, as one matrix product, that returns the samples which no later input changes.
 
-    It is one matrix product, as every kernel is a multiple of its stride. It keeps the samples that the reference trims
-    on the left, so that streams keep equal lengths: see `DecoderBlock`.
+    It keeps the samples that the reference trims on the left, so that streams keep equal lengths: see `DecoderBlock`.
     """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, layout: StateLayout) -> None:
@@ -161,9 +160,8 @@ class DecoderBlock(nn.Module):
     def forward(self, x: torch.Tensor, carry: Carry, started: torch.Tensor | None) -> torch.Tensor:
         """(streams, inputs, n) -> (streams, inputs // 2, n * rate).
 
-        Args:
-            started: (streams, 1, m), m <= n * rate: 0 for samples that the reference trims on the left, else 1. They
-                become zeros, like left padding.
+        `started` is (streams, 1, m), m <= n * rate: 0 for samples that the reference trims on the left, which become
+        zeros like left padding, else 1.
         """
         activation, upsample, *units = self.block
         x = upsample(activation(x), carry)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass
 class PlaybackEstimate:
-    """State of a real-time player, which stalls when it runs dry. Times are seconds of one monotonic clock."""
+    """A real-time player. Times are seconds of one monotonic clock."""
 
     runs_dry_at: float | None = None
     """End of the sent samples' playback; None before the first."""
@@ -30,11 +30,8 @@ class PlaybackEstimate:
             self.waits_since = now
 
     def sent(self, audio_s: float, frames_left: int, now: float) -> float | None:
-        """Counts samples that leave now, with `frames_left` frames still to decode.
-
-        Returns:
-            The lead over playback before them, in seconds; below 0: silence. None for the first samples.
-        """
+        """Counts samples that leave now, with `frames_left` frames still to decode. Returns the lead over playback
+        before them, in seconds; below 0: silence. None for the first samples."""
         lead_s = None if self.runs_dry_at is None else self.runs_dry_at - now
         if audio_s:
             self.runs_dry_at = max(now, self.runs_dry_at or now) + audio_s
@@ -43,18 +40,15 @@ class PlaybackEstimate:
 
 
 class StreamView(Protocol):
-    """The policy's view of a stream."""
+    """The policy's view of a stream: see `services.code2wav.stream.Stream`."""
 
     frames_ready: int
     frames_decoded: int
     complete: bool
-    """No more frames come."""
     playback: PlaybackEstimate
 
     @property
-    def prompt_left(self) -> int:
-        """Frames of the prompt among the next ones."""
-        ...
+    def prompt_left(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -75,16 +69,14 @@ class ChunkPolicy:
 
     A stream is *due* with its first frame, with `max_frames` ready frames, and when its input is complete. Otherwise it
     waits until its lead over playback falls to the margin, or until no frame is expected before that. The margin covers
-    a running step, the decoding of all ready frames (both measured), and `transport_s`. A stream whose talker is slower
-    than playback has no lead, so its frames are decoded on arrival. Windows fix the size of a step, which is due once
-    its frames are there.
+    a running step, the decoding of all ready frames (both measured), and `transport_s`. Windows fix the size of a step,
+    which is due once its frames are there.
 
     A stream's first chunk is one frame, or the decoder's granularity. Prompt frames come before it, as many as fit a
     step.
 
-    A step is a rectangle of frames x streams: the largest one that includes the due stream that runs dry first. A step
-    costs a fixed time plus a time per frame. A stream joins if the step takes at least half of its ready frames, as
-    small chunks cost messages.
+    A step is a rectangle of frames x streams: the largest one that includes the due stream that runs dry first. A
+    stream joins if the step takes at least half of its ready frames, as small chunks cost messages.
 
     Milliseconds per frame of audio, one core with AVX-512, float32, the checkpoint of `quartet tiny`, eager. On a CPU a
     step of more than 16 frames gains nothing and delays other streams:
@@ -130,7 +122,7 @@ class ChunkPolicy:
         return self.transport_s + longest_step_s + frames_ready * frame_cost_s
 
     def due_at(self, stream: StreamView, margin_s: float) -> float | None:
-        """When `stream` is due in its present state; 0 or past: at once. None: it cannot be decoded."""
+        """When `stream` is due; 0 or past: at once. None: it cannot be decoded."""
         if not self.decodable(stream.frames_ready, stream.complete, stream.frames_decoded):
             return None
         playback = stream.playback
@@ -142,7 +134,7 @@ class ChunkPolicy:
         return due
 
     def choose(self, streams: Sequence[StreamView], now: float) -> StepPlan | float | None:
-        """The next step; or the seconds until one is due without new frames; or None if none is."""
+        """The next step, or the seconds until one is due without new frames, if one will be."""
         margin_s = self.margin_s(sum(stream.frames_ready for stream in streams))
         times = {i: at for i, stream in enumerate(streams) if (at := self.due_at(stream, margin_s)) is not None}
         due = [i for i, at in times.items() if at <= now]

@@ -29,8 +29,7 @@ WINDOW_STEPS = 4
 def check_codes(spec: DecoderSpec, codes: torch.Tensor, field: str) -> torch.Tensor:
     """Converts `codes` to (frames, groups) int64.
 
-    Raises:
-        InvalidInput: a wrong shape or dtype, or a code outside its codebook. It names `field`.
+    Raises InvalidInput, which names `field`: a wrong shape or dtype, or a code outside its codebook.
     """
     if codes.dtype.is_floating_point:
         raise InvalidInput(f"{field}.dtype", f"must be an integer type, not {codes.dtype}")
@@ -53,7 +52,7 @@ class FrameWindow:
         self._freed = asyncio.Event()
 
     async def acquire(self, most: int) -> int:
-        """Waits for room, takes it for up to `most` frames and returns for how many."""
+        """Waits for room for 1 to `most` frames, and returns how many it took."""
         while not self._free:
             self._freed.clear()
             await self._freed.wait()
@@ -72,10 +71,8 @@ async def frames_of(
     request: code2wav_pb2.DecodeRequest,
     begin: Callable[[int], object],
 ) -> AsyncIterator[torch.Tensor]:
-    """The request's own frames, or a talker's, as (n, groups) int64 tensors.
-
-    Args:
-        begin: takes the number of prompt frames, before the first frame.
+    """The request's own frames, or a talker's, as (n, groups) int64 tensors. Before the first, `begin` takes the number
+    of prompt frames.
 
     Raises:
         InvalidInput: no input, invalid codes, or a prompt longer than they are.
@@ -96,7 +93,8 @@ async def frames_of(
         return
     if request.prompt_frames:
         raise InvalidInput("prompt_frames", "must be 0 with a source, whose header has them")
-    from_position = 0 if spec.decodes_whole else round(UNGATHERED_S * spec.frames_per_second) + spec.lookahead_frames
+    ungathered = round(UNGATHERED_S * spec.sample_rate_hz / spec.samples_per_frame)
+    from_position = 0 if spec.decodes_whole else ungathered + spec.lookahead_frames
     gathering = stream_pb2.Gathering(from_position=from_position, delay_ms=GATHERED_MS)
     subscribed = consumer.subscribe(request.source, request.request_id, [CODES], gathering, producer="talker")
     async with subscribed as messages:
@@ -190,7 +188,7 @@ class Code2WavServicer(code2wav_pb2_grpc.Code2WavServiceServicer):
     async def _feed(
         self, request: code2wav_pb2.DecodeRequest, stream: Stream, window: FrameWindow, events: asyncio.Queue[Event]
     ) -> None:
-        """Moves the request's frames into the engine as `window` allows. An error becomes an event."""
+        """Moves the request's frames into the engine. An error becomes an event."""
         try:
             begin = partial(self.engine.begin, stream)
             async for codes in frames_of(self.engine.spec, self._consumer, request, begin):

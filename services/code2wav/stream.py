@@ -17,7 +17,7 @@ class Samples:
     Attributes:
         samples: (n,) on the CPU, float32 or int16; n may be 0.
         first_sample: number of samples before.
-        frames: frames of these samples, without the prompt's.
+        frames: of these samples, without the prompt's.
         taken: frames of the step, with the prompt's.
     """
 
@@ -29,11 +29,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class DecodeEnd:
-    """All frames are decoded. The numbers leave out the prompt.
-
-    Attributes:
-        waited_ms: time with a slot but no frame.
-    """
+    """All frames are decoded. The numbers leave out the prompt. `waited_ms` is the time with a slot but no frame."""
 
     frames: int
     samples: int

@@ -1,4 +1,4 @@
-"""A codec's transformer, stateful: attention over a sliding window that keeps its keys and values.
+"""A codec's transformer, with a sliding window of attention that keeps its keys and values.
 
 Tensors are (streams, frames, hidden).
 """
@@ -15,11 +15,7 @@ from services.common.engine.activations import activation
 
 @dataclass(frozen=True)
 class TransformerSizes:
-    """Sizes in channels unless said otherwise.
-
-    Attributes:
-        window: positions that a frame attends to, itself included.
-    """
+    """Sizes in channels. `window` is the positions that a frame attends to, itself included."""
 
     hidden: int
     layers: int
@@ -61,13 +57,8 @@ class LayerScale(nn.Module):
 
 
 class StepContext:
-    """Rotary angles and mask of one step, for all layers.
-
-    Args:
-        x: (streams, frames, hidden), for its shape, dtype and device.
-        positions: (streams,) int64, frames of each stream before.
-        settled: whether every stream has a full window behind it.
-    """
+    """Rotary angles and mask of one step for all layers; `x` (streams, frames, hidden) gives shape, dtype and device.
+    See `CausalDecoder.forward`."""
 
     def __init__(
         self, x: torch.Tensor, positions: torch.Tensor, sizes: TransformerSizes, carry: Carry, settled: bool
@@ -161,11 +152,7 @@ class TransformerLayer(nn.Module):
 
 
 class CodecTransformer(nn.Module):
-    """All layers and the final norm.
-
-    Args:
-        projected_from: width outside of the transformer, which projects to and from it; 0: no projections.
-    """
+    """All layers and the final norm. It projects from and to the width `projected_from`, unless that is 0."""
 
     def __init__(self, sizes: TransformerSizes, layout: StateLayout, projected_from: int = 0) -> None:
         super().__init__()

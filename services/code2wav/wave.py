@@ -1,6 +1,6 @@
 """Base of causal codecs: a transformer over embedded frames, then convolutions up to the samples.
 
-Layers have the published parameter names. A family embeds the codes.
+Layers have the published names.
 """
 
 from abc import abstractmethod
@@ -20,7 +20,7 @@ from services.code2wav.transformer import CodecTransformer, SlidingWindowAttenti
 
 @dataclass(frozen=True)
 class WaveSizes:
-    """The decoder of one checkpoint, in channels unless said otherwise.
+    """Sizes of one checkpoint's decoder.
 
     Attributes:
         upsampling_ratios: of the first convolutions.
@@ -57,11 +57,8 @@ class WaveSizes:
 
 
 def read_sizes(part: dict[str, Any], name: str) -> WaveSizes:
-    """Reads the decoder's sizes from `part` of a config.json. Errors call it `name`.
-
-    Raises:
-        ValueError: a key is missing or not supported.
-    """
+    """The sizes in `part` of a config.json. Raises ValueError, which calls it `name`: a key is missing or not
+    supported."""
     rope: dict[str, Any] = part.get("rope_parameters") or part.get("rope_scaling") or {}
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"{name}: rope_type {rope['rope_type']} is not supported, only default")
@@ -94,11 +91,7 @@ def read_sizes(part: dict[str, Any], name: str) -> WaveSizes:
 
 
 class WaveDecoder(CausalDecoder):
-    """The decoder without the embedding of codes.
-
-    Args:
-        spec: its trimmed samples are 0 or the last of the sizes' `left_trims`.
-    """
+    """The decoder without the embedding of codes. `spec.trimmed_samples` is 0 or the last of `sizes.left_trims`."""
 
     def __init__(self, spec: DecoderSpec, sizes: WaveSizes) -> None:
         super().__init__(spec, sizes.transformer.window)
@@ -160,9 +153,7 @@ class WaveDecoder(CausalDecoder):
 def _started(x: torch.Tensor, rate: int, lead: int, positions: torch.Tensor, frames: int) -> torch.Tensor:
     """Mask of a block's output, (streams, 1, samples): 0 for a stream's first `lead` samples, else 1.
 
-    Args:
-        x: the block's input, (streams, channels, n).
-        positions: frames of each stream before this step.
+    `x` is the block's input, (streams, channels, n); `positions` are the frames of each stream before.
     """
     per_frame = x.shape[-1] * rate // frames
     samples = torch.arange(min(lead, frames * per_frame), device=x.device)

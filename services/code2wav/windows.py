@@ -3,7 +3,7 @@
 They depend on the settings and the position only: equal frames give equal sound.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 # Frames of a step that decodes nothing, before the end of a stream without windows.
@@ -53,16 +53,12 @@ class Windows:
         return step if frames >= step else frames if complete else 0
 
     def check(self, granularity: int) -> None:
-        """Raises ValueError, naming the setting, unless all sizes are multiples of `granularity`."""
-        for name, frames in {
-            "--window-frames": self.sizes,
-            "--window-past-frames": (self.past,),
-            "--window-future-frames": (self.future,),
-        }.items():
-            if any(n < 0 or n % granularity for n in frames):
-                raise ValueError(f"{name}: {', '.join(map(str, frames))} must be multiples of {granularity}")
+        """Raises ValueError unless all sizes are multiples of `granularity`."""
+        sizes = ", ".join(map(str, self.sizes))
+        if any(n < 0 or n % granularity for n in self.sizes):
+            raise ValueError(f"--window-frames: {sizes} must be multiples of {granularity}")
         if self.sizes and min(self.sizes) < 1:
-            raise ValueError(f"--window-frames: {', '.join(map(str, self.sizes))} must be at least {granularity}")
+            raise ValueError(f"--window-frames: {sizes} must be at least {granularity}")
 
 
 @dataclass(frozen=True)
@@ -71,19 +67,11 @@ class WindowSettings:
 
     decoding: str | None = None
     frames: tuple[int, ...] | None = None
-    past: int | None = None
-    future: int | None = None
 
     def over(self, default: Windows) -> Windows:
         """Applies these settings to a decoder's `default`. Raises ValueError if they contradict each other."""
         if self.decoding == "whole":
-            if self != WindowSettings("whole"):
-                raise ValueError(
-                    "--decoding whole has no windows: leave out --window-frames and the frames around them"
-                )
+            if self.frames is not None:
+                raise ValueError("--decoding whole has no windows: leave out --window-frames")
             return Windows(())
-        return Windows(
-            default.sizes if self.frames is None else self.frames,
-            default.past if self.past is None else self.past,
-            default.future if self.future is None else self.future,
-        )
+        return default if self.frames is None else replace(default, sizes=self.frames)

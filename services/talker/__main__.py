@@ -26,7 +26,6 @@ _WARM_UP_ROWS = 11  # no more than the least `max_context_positions` less a fram
 
 
 async def serve(stage: Stage, settings: TalkerSettings) -> None:
-    """Runs the stage until it is told to stop."""
     servicer = TalkerServicer(stage.admission, stage.hub, stage.consumer)
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, stage.grpc)
 
@@ -46,14 +45,13 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
 async def start_engine(
     settings: TalkerSettings, on_fatal: Callable[[BaseException], object] = lambda error: None
 ) -> tuple[TalkerFamily, TalkerEngine]:
-    """The engine of this stage, loaded as `settings` say, and what it runs; not warmed up.
+    """The engine of this stage and what it runs; not warmed up.
 
     Raises:
-        ValueError: no such device, no such checkpoint, no talker in it, or tensors that are missing, unknown or of
-            another shape.
+        ValueError: no such device, checkpoint or talker, or tensors that are missing, unknown or of another shape.
     """
     family, runner = await asyncio.to_thread(_load, settings)
-    return family, TalkerEngine(runner, settings.prefill_chunk_positions, settings.max_frames_ahead, on_fatal)
+    return family, TalkerEngine(runner, on_fatal=on_fatal)
 
 
 def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:

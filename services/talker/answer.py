@@ -1,6 +1,6 @@
-"""The rows of one answer of a thinker, as they come: checked, and token ids told apart into prompt and answer."""
+"""The rows of one answer of a thinker, checked as they come."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -8,31 +8,28 @@ import torch
 from quartet.v1 import stream_pb2
 from services.common.errors import InvalidInput
 from services.common.stream.rows import ROPE_POSITIONS, TOKEN_IDS, Rows
-from services.talker.inputs import Prompt, Text
+from services.talker.inputs import SpeechInput
 
 _MOST_ROPE_POSITION = torch.iinfo(torch.int32).max
 
 
 def id_list(ids: Any) -> list[int]:
-    """`ids`, an integer tensor of one dimension, as a list."""
+    """The list of an integer tensor of one dimension."""
     return ids.tolist()
 
 
-class AnswerRows(ABC):
-    """What a `services.talker.inputs.ThinkerInput` has in common with others: token ids of all positions, states of
-    some of them, and the thinker's rope positions of the prompt. Token ids must come before the states of their
-    positions.
+class AnswerRows(SpeechInput):
+    """Collects one answer from a thinker's rows: token ids of all positions, states of some of them, and rope positions
+    of the prompt. Kinds of rows come in any order, but token ids before the states of their positions.
 
     Args:
         states: kind of the states, as in `Rows.name`.
         width: of a state.
         positions: of which the states are wanted.
-        text_vocab: ids of text.
 
     Attributes:
-        wanted: see `ThinkerInput`.
-        prompt: ids of the prompt.
-        answer: ids of the answer, those that were not taken yet.
+        wanted: the rows to subscribe to, in the order in which kinds are added if all are there at once.
+        answer: ids that were not taken yet.
         rope: the prompt's rope positions, pieces of (n, 3).
     """
 
@@ -50,17 +47,13 @@ class AnswerRows(ABC):
         self._next = {selection.name: 0 for selection in self.wanted}
 
     def begin(self, prompt_positions: int) -> None:
-        """The stream's header.
-
-        Raises:
-            InvalidInput: there is no prompt.
-        """
+        """Takes the stream's header. Raises InvalidInput: there is no prompt."""
         if prompt_positions < 1:
             raise InvalidInput("header.prompt_positions", "must be at least 1")
         self._prompt_positions = prompt_positions
 
     def add(self, rows: Rows) -> None:
-        """Takes rows, which come in the order of their positions.
+        """Takes rows, in the order of their positions.
 
         Raises:
             InvalidInput: an unknown kind, a wrong shape or dtype, rows out of order, or values out of range.
@@ -101,7 +94,7 @@ class AnswerRows(ABC):
 
     @abstractmethod
     def _add_states(self, first: int, expected: int, rows: torch.Tensor, prompt_positions: int) -> None:
-        """Keeps what is needed of states from position `first` on; those before `expected` were there."""
+        """Keeps the needed states from position `first` on; `expected` is the end of those before."""
 
     @property
     def has_prompt_ids(self) -> bool:
@@ -115,26 +108,12 @@ class AnswerRows(ABC):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the prompt is complete and nothing was answered to it."""
         return self._next[TOKEN_IDS] == self._prompt_positions
 
     @property
     def tokens(self) -> int:
-        """Ids of the answer so far, without those that the prompt put at its beginning."""
+        """Ids of the answer so far, without those that the prompt has."""
         return self._next[TOKEN_IDS] - len(self.prompt)
-
-    @property
-    @abstractmethod
-    def ready(self) -> bool:
-        """See `SpeechInput`."""
-
-    @abstractmethod
-    def take_prompt(self) -> Prompt:
-        """See `SpeechInput`."""
-
-    @abstractmethod
-    def take_text(self) -> Text:
-        """See `SpeechInput`."""
 
 
 def _check(name: str, rows: torch.Tensor, tail: tuple[int, ...], is_float: bool) -> None:

@@ -1,4 +1,4 @@
-"""How a text is to be said: what a call asks for, held against what the talker can do."""
+"""How a text is to be said: the request, checked against what the talker can do."""
 
 import torch
 
@@ -15,11 +15,7 @@ SHORTEST_SAMPLE_S, LONGEST_SAMPLE_S = 1, 30
 
 
 def sampling_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> Sampling:
-    """How to sample codec frames.
-
-    Raises:
-        InvalidInput: a value out of range, or for a code predictor that there is not.
-    """
+    """How to sample codec frames. Raises InvalidInput: a value out of range, or for a missing code predictor."""
     asked = {field.name: value for field, value in start.sampling.ListFields()}
     for name in asked if family.spec.predictor is None else ():
         if name.startswith("predictor_"):
@@ -28,11 +24,7 @@ def sampling_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> Sampling:
 
 
 def speaker_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> str:
-    """Name of the voice as the checkpoint writes it; "" where a sample or instructions give the voice.
-
-    Raises:
-        InvalidInput: there is no such voice, or no voice at all.
-    """
+    """The voice in the checkpoint's spelling; "": a sample or instructions give it. Raises InvalidInput."""
     asked, speakers = start.speaker, family.spec.speakers
     if start.text.HasField("voice_sample"):
         if asked:
@@ -56,9 +48,8 @@ async def delivery_of(
     """How `text` is to be said.
 
     Args:
-        family: of the talker.
-        voices: hears voice samples; None: it imitates none.
-        speaker: as `speaker_of` gives it.
+        voices: hears voice samples; None: the talker imitates none.
+        speaker: from `speaker_of`.
         text: the start of it.
 
     Raises:

@@ -12,8 +12,10 @@ from prometheus_client import Counter, Gauge
 from services.common.engine.device import Staging
 from services.common.engine.thread import ThreadedEngine
 from services.common.errors import InvalidInput, StageError
+from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 from services.common.telemetry import metrics
-from services.talker.runner import Advance, PromptChunk, StepInput, TalkerRunner
+from services.talker.layers import PromptChunk
+from services.talker.runner import Advance, StepInput, TalkerRunner
 from services.talker.speech import End, Speech, SpeechRequest
 
 REQUESTS_WAITING = Gauge("quartet_talker_requests_waiting", "Requests that wait for a slot")
@@ -30,28 +32,28 @@ STEP_SECONDS = metrics.STEP_SECONDS.labels("talker", "frame")  # prefill not cou
 STEP_BATCH = metrics.STEP_BATCH.labels("talker", "frame")
 KV_CACHE_USED = metrics.KV_CACHE_USED.labels("talker")
 
+PREFILL_CHUNK_POSITIONS = 512  # of prompts, between two frames: long prompts do not hold up frames
+
 _Output = tuple[Speech, torch.Tensor | End | StageError]
 
 
 class TalkerEngine(ThreadedEngine):
     """Speaks many answers at a time.
 
-    A step admits new requests to free slots, runs a bounded piece of the prompts that are not done, then moves every
-    request that has its next text by one frame. A request whose text is late keeps its slot and sits out; nobody waits
-    for it.
+    A step admits new requests to free slots, runs a bounded piece of the waiting prompts, then makes a frame of every
+    request that has its next text. A request whose text is late keeps its slot and sits out.
 
     Args:
-        runner: model and slots.
-        prefill_chunk: most prompt positions run in a step, of all prompts, so that long prompts do not hold up frames.
-        max_frames_ahead: most frames of a request that nobody has read yet. Beyond that it stands still.
+        prefill_chunk: most prompt positions of a step, of all prompts.
+        max_frames_ahead: unread frames of a request after which it stands still.
         on_fatal: see `ThreadedEngine`.
     """
 
     def __init__(
         self,
         runner: TalkerRunner,
-        prefill_chunk: int = 512,
-        max_frames_ahead: int = 128,
+        prefill_chunk: int = PREFILL_CHUNK_POSITIONS,
+        max_frames_ahead: int = FRAMES_IN_FLIGHT,
         on_fatal: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
         super().__init__("talker", runner.model.device, on_fatal)
@@ -66,7 +68,6 @@ class TalkerEngine(ThreadedEngine):
 
     @property
     def free_slots(self) -> int:
-        """Slots that no request holds."""
         return len(self._free)
 
     def submit(self, request: SpeechRequest) -> Speech:
@@ -85,7 +86,6 @@ class TalkerEngine(ThreadedEngine):
         return speech
 
     def _most_frames(self, request: SpeechRequest) -> int:
-        """Most frames that `request` can have."""
         length, capacity = len(request.prompt), self.runner.positions
         if not request.text.ids:
             raise InvalidInput("token_ids", "there is no answer to speak")
@@ -101,7 +101,7 @@ class TalkerEngine(ThreadedEngine):
         return any(speech.cancelled or speech.rows is not None or self._is_runnable(speech) for speech in self._running)
 
     def _is_runnable(self, speech: Speech) -> bool:
-        """Whether it can have a frame now, prefill aside."""
+        """Whether it can have a frame once its prompt is run."""
         has_room = speech.frames_made - speech.frames_read < self._max_frames_ahead
         return has_room and (speech.has_state or speech.text_ready)
 
@@ -137,7 +137,7 @@ class TalkerEngine(ThreadedEngine):
             heapq.heappush(self._free, speech.slot)
 
     def _admit(self, speech: Speech, outputs: list[_Output]) -> None:
-        """Gives `speech` the lowest free slot and embeds its prompt. States that are no numbers fail it alone."""
+        """Gives `speech` the lowest free slot and embeds its prompt. It alone fails if states are not finite."""
         request, prompt = speech.request, speech.request.prompt
         request.timings.mark_started()
         rows = self.runner.model.embed(prompt, self._staging)
@@ -154,7 +154,7 @@ class TalkerEngine(ThreadedEngine):
         REQUESTS_RUNNING.inc()
 
     def _prefill(self) -> None:
-        """Runs the oldest prompts that are not done, as much of them as a step may take, in one pass."""
+        """Runs the oldest waiting prompts in one pass, as much as a step may take."""
         chunks, done, room = [], [], self._prefill_chunk
         for speech in self._running:
             if speech.rows is None or speech.slot is None or not room:
@@ -175,7 +175,7 @@ class TalkerEngine(ThreadedEngine):
             speech.request.timings.mark_prefilled()
 
     def _speak(self, outputs: list[_Output]) -> None:
-        """Draws a frame for every request that has its state or the text for its next one; ends those that are done."""
+        """Makes a frame of every request that can have one; ends those that are done."""
         speaking = self._runnable()
         if not speaking:
             return
@@ -198,7 +198,7 @@ class TalkerEngine(ThreadedEngine):
                 self._release(speech)
 
     def _runnable(self) -> list[Speech]:
-        """Requests that can have a frame now. The clock starts for those whose text is late."""
+        """Requests that can have a frame now. Starts the clock of those whose text is late."""
         runnable, no_text, no_reader = [], 0, 0
         with self.changed:
             for speech in self._running:
@@ -216,7 +216,7 @@ class TalkerEngine(ThreadedEngine):
         return runnable
 
     def _compact(self, speaking: list[Speech]) -> None:
-        """Moves requests from high slots to free low ones where that halves what a step computes."""
+        """Moves requests from high slots to free low ones where that halves a step."""
         while self._free:
             last = max(speaking, key=lambda speech: speech.slot or 0)
             assert last.slot is not None
@@ -251,7 +251,7 @@ class TalkerEngine(ThreadedEngine):
         self._deliver([(speech, error) for speech in ended])
 
     def _deliver(self, outputs: list[_Output]) -> None:
-        """Gives requests their outputs on the event loop, if that still runs."""
+        """Gives requests their outputs on the event loop."""
 
         def deliver() -> None:
             for speech, output in outputs:

@@ -13,12 +13,10 @@ _GROUPED_KERNEL_MAJORS = (9, 10)
 
 @dataclass(frozen=True)
 class Execution:
-    """What was decided.
+    """What was decided, and `choices`, the same for people with reasons.
 
     Attributes:
         captured: steps are CUDA graphs.
-        run_experts: how layers with experts run them.
-        choices: all of it for people, with reasons.
         compiled_predictor: the code predictor is compiled, on a CPU.
     """
 
@@ -31,8 +29,7 @@ class Execution:
 def decide(compile: str, accelerator: Accelerator | None, dtype: str) -> Execution:
     """The paths on `accelerator` (None: a CPU) of a model in `dtype`, a name as "bfloat16".
 
-    Args:
-        compile: the setting. On a CPU "on" compiles the code predictor, which takes a minute and a C++ compiler.
+    On a CPU `compile` "on" compiles the code predictor, which takes a minute and a C++ compiler.
     """
     if accelerator is None:
         compiled = compile == "on"
@@ -57,5 +54,5 @@ def decide(compile: str, accelerator: Accelerator | None, dtype: str) -> Executi
 
 
 def choices(settings: TalkerSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
-    """What `decide` decides for these settings, for `quartet doctor`."""
+    """For `quartet doctor`."""
     return decide(settings.compile, accelerator, dtype).choices

@@ -1,7 +1,5 @@
-"""What the talker asks of a model family.
-
-A family that has one has a module `talker` (see `services.families`) with the function of `TalkerModule`. What it tells
-is data: `TalkerSpec`, `WeightNames`, and for each request what `services.talker.inputs` has.
+"""What the talker asks of a model family: a module `talker` (see `services.families`) with the function of
+`TalkerModule`, which gives data: `TalkerSpec`, `WeightNames`, and what `services.talker.inputs` has for each request.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,21 +9,22 @@ from typing import Any, Protocol
 
 import torch
 
-from services.talker.inputs import Delivery, SampleReader, TextInput, ThinkerInput
+from services.talker.answer import AnswerRows
+from services.talker.inputs import Delivery, SampleReader, TextInput
 
 TEXT_EMBEDDINGS = "text_embeddings"
-"""What `WeightNames` calls the embeddings of text ids: (text_vocab, width), width as `text_projection` takes it."""
+"""Name in `WeightNames` of the embeddings of text ids: (text_vocab, inputs of `text_projection`)."""
 
 
 @dataclass(frozen=True)
 class TransformerSpec:
-    """Sizes and kinds of the layers of a decoder stack: the talker's or the code predictor's.
+    """Layers of a decoder stack: the talker's or the code predictor's.
 
     Attributes:
-        qkv_bias, o_bias: whether these projections have biases.
         qk_norm: whether queries and keys are normed.
         rope_sections: frequencies that turn with time, height and width; None: all turn with time.
-        rope_interleaved: whether those of height and width alternate with time's, or each section is in one piece.
+        rope_interleaved: whether frequencies of height and width alternate with time's, or each section is in one
+            piece.
     """
 
     layers: int
@@ -47,8 +46,6 @@ class TransformerSpec:
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """Mixture of experts of a talker layer."""
-
     experts: int
     experts_per_token: int
     intermediate: int
@@ -58,7 +55,7 @@ class MoeSpec:
 
 @dataclass(frozen=True)
 class ProjectionSpec:
-    """A projection into the talker's space: two linear layers around its activation; without `inner` a single one."""
+    """A projection into the talker's space: two linear layers around its activation; one without `inner`."""
 
     inputs: int
     inner: int | None = None
@@ -67,8 +64,7 @@ class ProjectionSpec:
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """What applies where a request sets nothing. `max_frames` is in codec frames. The predictor's mean nothing where
-    there is no code predictor."""
+    """What applies where a request sets nothing. The predictor's mean nothing without a code predictor."""
 
     temperature: float
     top_k: int
@@ -89,18 +85,17 @@ class TalkerSpec:
         max_positions: longest prompt plus frames that the rope was made for.
         text_vocab: ids of text.
         speakers: names of the voices, the default first; empty: a voice comes from a sample, or from instructions.
-        after_text: text ids of the steps after the last text: one a step, the last one for all that follow.
-        end_codes: codes that end speech.
-        suppressed_codes: codes that are never sampled.
-        seen_codes: codes that the repetition penalty takes as said before the first frame.
-        min_frames: before so many there is no end of speech.
+        after_text: text ids of the steps after the last text, one a step; the last one repeats.
+        suppressed_codes: never sampled.
+        seen_codes: said before the first frame, for the repetition penalty.
+        min_frames: speech cannot end before so many.
         moe: of the talker's layers; None: they are dense.
         predictor: draws groups 1 and up; None: there is one group.
         text_projection: of text embeddings; None: they are in the talker's space.
         state_projection: of thinker states; None: it reads none, or `shares_projection`.
-        shares_projection: whether the one linear layer of `text_projection` takes the sum of all that a row is made of
-            into the talker's space: text, code and state are as wide as it takes them.
-        text_has_states: whether each text id of a step comes with the thinker's state of it.
+        shares_projection: whether the one linear layer of `text_projection` takes the sum of a row's text, code and
+            state, which are as wide as its input.
+        text_has_states: whether each text id of a step comes with its thinker's state.
     """
 
     talker: TransformerSpec
@@ -123,7 +118,7 @@ class TalkerSpec:
 
     @property
     def state_width(self) -> int | None:
-        """Elements of a thinker's state; None: it reads none."""
+        """Elements of a thinker's state; None: the talker reads none."""
         projection = self.text_projection if self.shares_projection else self.state_projection
         return projection.inputs if projection else None
 
@@ -133,8 +128,8 @@ class WeightNames:
     """Which published tensors the talker reads, and where it has them.
 
     Attributes:
-        prefixes: published beginning of a name -> what stands for it in `TalkerModel`, or TEXT_EMBEDDINGS. The first
-            that fits counts; a name that none fits is not read.
+        prefixes: published beginning of a name -> the one in `TalkerModel`, or TEXT_EMBEDDINGS. The first that fits
+            counts; a name without one is not read.
         stored_dtype_of: published name of a tensor whose dtype is the checkpoint's.
     """
 
@@ -142,14 +137,14 @@ class WeightNames:
     stored_dtype_of: str
 
     def parameter_of(self, tensor: str) -> str | None:
-        """Name in `TalkerModel` of the published `tensor`; None: it is not the talker's."""
+        """Name in `TalkerModel` of the published `tensor`; None: it is another part's."""
         for published, own in self.prefixes.items():
             if tensor.startswith(published):
                 return own + tensor.removeprefix(published)
         return None
 
     def tensor_of(self, parameter: str) -> str:
-        """Published name of what `parameter_of` calls so."""
+        """Published name: the inverse of `parameter_of`."""
         published, own = next(names for names in self.prefixes.items() if parameter.startswith(names[1]))
         return published + parameter.removeprefix(own)
 
@@ -159,17 +154,16 @@ class TalkerFamily:
     """The talker of one checkpoint.
 
     Attributes:
-        thinker_input: a collector of what is to be said with the voice of that name. None: it reads no thinker.
-        text_input: a collector of a text that is to be said so. Raises InvalidInput, which names a field of
-            `SpokenText`. None: it reads no text.
-        languages: that a text can be said to have.
-        takes_instructions: whether a text can come with instructions.
-        sample_reader: loads what hears voices in samples to a device, in a dtype. None: it imitates none.
+        thinker_input: a collector for the voice of that name. None: it reads no thinker.
+        text_input: a collector of a text. Raises InvalidInput, which names a field of `SpokenText`. None: it reads no
+            text.
+        languages: that a request may name.
+        sample_reader: loads the reader of voice samples to a device, in a dtype. None: it imitates no voices.
     """
 
     spec: TalkerSpec
     weights: WeightNames
-    thinker_input: Callable[[str], ThinkerInput] | None = None
+    thinker_input: Callable[[str], AnswerRows] | None = None
     text_input: Callable[[Delivery], TextInput] | None = None
     languages: tuple[str, ...] = ()
     takes_instructions: bool = False
@@ -180,9 +174,9 @@ class TalkerModule(Protocol):
     """The module `talker` of a family."""
 
     def read_talker(self, config: dict[str, Any], folder: Path) -> TalkerFamily:
-        """The talker that the checkpoint in `folder` has, whose config.json is `config`.
+        """The talker of the checkpoint in `folder`, whose config.json is `config`.
 
         Raises:
-            ValueError: it has none, or one of a kind that does not run here.
+            ValueError: it has none, or one that is not supported.
         """
         ...

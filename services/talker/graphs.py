@@ -17,8 +17,8 @@ class StepShape:
 
     Attributes:
         rows: the step computes the slots from 0 up to here.
-        length: positions that attention looks at; 0 where no slot advances.
-        width, predictor_width: most codes that any row keeps in group 0, and in the others; 0 if all are greedy.
+        length: positions that attention looks at; 0: no slot advances.
+        width, predictor_width: most codes that a row keeps in group 0, and in the others; 0: all rows are greedy.
     """
 
     rows: int
@@ -28,19 +28,18 @@ class StepShape:
 
 
 class StepGraphs:
-    """Every step there can be, captured before the first request: no request waits for a capture.
+    """Every step there can be, captured before the first request.
 
-    A step is run as the least captured one that covers it. Rows are powers of two, so are lengths, for rows that keep
-    up to USUAL_WIDTH codes. Rows that keep more are rare: for them there is one captured step for each number of rows,
-    of the longest length and all codes. A larger step computes the same: rows and positions that do not take part are
-    masked, and codes ranked below a row's own top-k are cut off by its rules.
+    A step runs as the least captured one that covers it. Rows and lengths are powers of two, for rows that keep up to
+    USUAL_WIDTH codes. Rows that keep more are rare: for each number of rows, one step has the longest length and all
+    codes. A larger step computes the same: other rows and positions are masked, and a row's rules cut off codes below
+    its own top-k.
 
     Args:
         capturer: captures the steps, largest first.
-        step: what to capture: reads `inputs` and other static tensors, returns its output.
+        step: reads `inputs` and other static tensors, returns its output.
         inputs: (fields, slots), read by the step.
-        idle: what a column of `inputs` is for a slot that sits out, (fields,). All slots do during the captures, so
-            that no state changes.
+        idle: column of `inputs` for a slot that sits out, (fields,). All do during the captures: no state changes.
         positions: longest length.
         codes: size of the largest code vocabulary.
     """
@@ -65,7 +64,6 @@ class StepGraphs:
         return captured.output
 
     def __len__(self) -> int:
-        """How many steps are captured."""
         return len(self._captured)
 
     def _covering(self, shape: StepShape) -> StepShape:

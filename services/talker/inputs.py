@@ -1,16 +1,14 @@
 """What is to be said in one request: the talker's prompt, the text that follows, and what collects them.
 
-A family makes a `Prompt` and `Text` of a thinker's rows (`ThinkerInput`) or of a text (`TextInput`).
+A family makes a `Prompt` and `Text` of a thinker's rows (`services.talker.answer`) or of a text (`TextInput`).
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
-
-from quartet.v1 import stream_pb2
-from services.common.stream.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -20,8 +18,8 @@ class States:
     Attributes:
         name: their kind, as in `Rows.name`.
         pieces: (n, width) each, on the CPU; may be the thinker's memory.
-        picked: (states,) int64, which rows of all pieces.
-        places: (states,) int64, all different: the prompt's rows that they are part of.
+        picked: (states,) int64, rows of all pieces.
+        places: (states,) int64, all different: the prompt's row of each.
     """
 
     name: str
@@ -35,7 +33,7 @@ class Voice:
     """What a talker has heard in a voice sample.
 
     Attributes:
-        vector: (hidden,), of a row of the talker's prompt: who speaks. A floating dtype, on the talker's device.
+        vector: (hidden,), the voice in the talker's prompt. A floating dtype, on the talker's device.
         frames: (frames, groups) int64 on the CPU: the sample as codec frames.
     """
 
@@ -45,17 +43,15 @@ class Voice:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the talker reads before its first frame. A row is the sum of a text, a code and a state, those that it has.
+    """What the talker reads before its first frame. A row is the sum of its text, code, state, vector and frame.
 
     Attributes:
         text_ids: (rows,) int64 on the CPU, -1 where a row has no text.
         codes: (rows,) int64 on the CPU, -1 where it has none.
         positions: (rows, 3) int64 on the CPU, in the rope: time, height, width.
-        states: what rows have of the thinker's.
-        vectors: what rows have besides: (row, (hidden,)) each, in the talker's space.
-        frames: (frames, groups) int64 on the CPU: speech that has been before; rows have the embeddings of all codes
-            of a frame, from row `frames_at` on.
-        after_text: as in the spec, which it takes the place of.
+        vectors: (row, (hidden,)) each, in the talker's space.
+        frames: (frames, groups) int64 on the CPU: earlier speech, from row `frames_at` on, embedded by all codes.
+        after_text: instead of the spec's.
     """
 
     text_ids: torch.Tensor
@@ -82,56 +78,31 @@ class SpeechInput(Protocol):
     """Collects what is to be said in one request, as it comes."""
 
     @property
+    @abstractmethod
     def ready(self) -> bool:
         """Whether speech can start: `take_prompt` has all it needs."""
-        ...
 
     @property
+    @abstractmethod
     def is_empty(self) -> bool:
         """Whether all that came is complete and says nothing."""
-        ...
 
     @property
+    @abstractmethod
     def tokens(self) -> int:
-        """Ids of what is to be said, of those that came so far."""
-        ...
+        """Ids to be said that came so far."""
 
+    @abstractmethod
     def take_prompt(self) -> Prompt:
         """The prompt, once `ready`. Keeps none of a thinker's memory.
 
         Raises:
             InvalidInput: what came does not fit together.
         """
-        ...
 
+    @abstractmethod
     def take_text(self) -> Text:
         """Text that came since the last call. The prompt's last row takes the first of it."""
-        ...
-
-
-class ThinkerInput(SpeechInput, Protocol):
-    """Collects one answer from what a thinker sends, in whatever order its kinds of rows arrive."""
-
-    @property
-    def wanted(self) -> Sequence[stream_pb2.RowSelection]:
-        """The rows to subscribe to; in this order kinds are added where all is there at once."""
-        ...
-
-    def begin(self, prompt_positions: int) -> None:
-        """The stream's header.
-
-        Raises:
-            InvalidInput: there is no prompt.
-        """
-        ...
-
-    def add(self, rows: Rows) -> None:
-        """Takes rows, which come in the order of their positions.
-
-        Raises:
-            InvalidInput: an unknown kind, a wrong shape or dtype, rows out of order, or values out of range.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -139,12 +110,11 @@ class Delivery:
     """How a text is to be said.
 
     Attributes:
-        speaker: a voice of the checkpoint, as it writes it; "": none, or that of `voice`.
-        instructions: "": none.
+        speaker: a voice of the checkpoint, in its spelling; "": none, or that of `voice`.
         language: one of the family's; "": the text alone tells.
-        whole_text_first: whether the prompt has all of the text; None: as the checkpoint has it.
+        whole_text_first: whether the prompt has all of the text; None: the checkpoint's default.
         voice: to be imitated.
-        sample_text: what is said in the sample of `voice`; "": it is not known, and only the voice is taken.
+        sample_text: text of the sample of `voice`; "": unknown, only the voice is taken.
     """
 
     speaker: str = ""
@@ -156,17 +126,15 @@ class Delivery:
 
     @property
     def frames_before(self) -> torch.Tensor | None:
-        """Frames of the voice sample, (frames, groups) int64, which the speech goes on from. None: it does not."""
+        """Frames of the voice sample, (frames, groups) int64, that the speech continues, if it does."""
         return self.voice.frames if self.voice is not None and self.sample_text else None
 
 
 class SampleReader(Protocol):
-    """Hears voices in samples. Its memory is that of its weights, and what one sample takes."""
+    """Hears voices in samples."""
 
     @property
-    def sample_rate_hz(self) -> int:
-        """Of the samples."""
-        ...
+    def sample_rate_hz(self) -> int: ...
 
     def read(self, samples: torch.Tensor) -> Voice:
         """The voice of a mono sample (samples,) float32 in -1 to 1 on the CPU. Blocks while it computes."""
@@ -174,12 +142,10 @@ class SampleReader(Protocol):
 
 
 class TextInput(SpeechInput, Protocol):
-    """Collects a text whose beginning comes before its end."""
+    """Collects a text that comes in pieces."""
 
     def add(self, text: str) -> None:
-        """Takes what follows of the text. What the next characters may change is held back."""
-        ...
+        """Takes the next piece. What later characters may change is held back."""
 
     def finish(self) -> None:
-        """No more follows: nothing is held back any longer."""
-        ...
+        """Ends the text: nothing is held back any longer."""

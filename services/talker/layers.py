@@ -1,6 +1,6 @@
-"""The building blocks of talker and code predictor: attention over caches, rotary positions, a layer, a projection.
+"""Building blocks of talker and code predictor: attention over caches, rotary positions, a layer, a projection.
 
-Names are those of the published weights, except where several of them are one matrix here: `load_talker` knows which.
+Names are those of the published weights, unless several of them are one matrix here (see `published_parameters`).
 """
 
 from collections import OrderedDict
@@ -18,10 +18,9 @@ from services.talker.moe import Mlp, MlpWeights, MoeWeights, RunExperts, SparseM
 
 
 class Attend(Protocol):
-    """Attention over cached keys and values: of prompts, of one step of many answers, of the passes of one frame.
+    """Attention over cached keys and values, which stores those of its queries first.
 
-    It stores the keys and values of its queries, and mixes what they may look at. A layer calls it with query (...,
-    heads, head_dim), key and value (..., kv_heads, head_dim); it returns the mix, shape of the query.
+    `query` is (..., heads, head_dim), as is the result; `key` and `value` are (..., kv_heads, head_dim).
     """
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor: ...
@@ -40,37 +39,40 @@ class KeyValueCache:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Positions `begin` to `end` of the prompt in `slot`; those before `begin` are cached."""
+class PromptChunk:
+    """Positions `begin` to `end` of the prompt in `slot`, after the cached ones: rows (end - begin, hidden), and their
+    places in the rope (end - begin, 3)."""
 
     slot: int
     begin: int
     end: int
+    rows: torch.Tensor
+    positions: torch.Tensor
 
 
 class PrefillAttention:
-    """Queries are pieces of prompts, one after the other: (tokens, heads, head_dim). Each sees its own prompt only."""
+    """Queries of chunks of prompts in order: (tokens, heads, head_dim). Each sees its own prompt only."""
 
-    def __init__(self, cache: KeyValueCache, pieces: Sequence[Piece]) -> None:
-        self._cache, self._pieces = cache, pieces
-        self._lengths = [piece.end - piece.begin for piece in pieces]
-        places = torch.arange(max(piece.end for piece in pieces), device=cache.keys.device)
+    def __init__(self, cache: KeyValueCache, chunks: Sequence[PromptChunk]) -> None:
+        self._cache, self._chunks = cache, chunks
+        self._lengths = [len(chunk.rows) for chunk in chunks]
+        places = torch.arange(max(chunk.end for chunk in chunks), device=cache.keys.device)
         self._masks = [
-            None if piece.begin == 0 else places[: piece.end] <= places[piece.begin : piece.end, None]
-            for piece in pieces
+            None if chunk.begin == 0 else places[: chunk.end] <= places[chunk.begin : chunk.end, None]
+            for chunk in chunks
         ]
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         mixed = []
         parts = (x.split(self._lengths) for x in (query, key, value))
-        for piece, mask, q, k, v in zip(self._pieces, self._masks, *parts, strict=True):
-            keys, values = self._cache.keys[layer, piece.slot], self._cache.values[layer, piece.slot]
-            keys[:, piece.begin : piece.end] = k.transpose(0, 1)
-            values[:, piece.begin : piece.end] = v.transpose(0, 1)
+        for chunk, mask, q, k, v in zip(self._chunks, self._masks, *parts, strict=True):
+            keys, values = self._cache.keys[layer, chunk.slot], self._cache.values[layer, chunk.slot]
+            keys[:, chunk.begin : chunk.end] = k.transpose(0, 1)
+            values[:, chunk.begin : chunk.end] = v.transpose(0, 1)
             y = F.scaled_dot_product_attention(
                 q.transpose(0, 1).unsqueeze(0),
-                keys[:, : piece.end].unsqueeze(0),
-                values[:, : piece.end].unsqueeze(0),
+                keys[:, : chunk.end].unsqueeze(0),
+                values[:, : chunk.end].unsqueeze(0),
                 attn_mask=mask,
                 is_causal=mask is None,
                 enable_gqa=True,
@@ -80,7 +82,7 @@ class PrefillAttention:
 
 
 class DecodeAttention:
-    """One query a slot, of the slots from the first on: (slots, heads, head_dim).
+    """One query of each of the first slots: (slots, heads, head_dim).
 
     Args:
         places: (slots,) int64, the position that each slot writes, and up to which it looks.
@@ -105,7 +107,7 @@ class DecodeAttention:
 
 
 class FrameAttention:
-    """One query a row at position `place` of a frame, the same in all rows: (rows, heads, head_dim).
+    """One query of each row at one position of a frame: (rows, heads, head_dim).
 
     Args:
         cache: of as many rows, with a position for each pass.
@@ -129,11 +131,11 @@ Angles = tuple[torch.Tensor, torch.Tensor]
 
 
 class Rope(nn.Module):
-    """Rotary positions (Su et al., 2021), of time, height and width where there are sections.
+    """Rotary positions (Su et al., 2021).
 
     With sections (t, h, w) the first t frequencies turn with time, the next h with the height, the last w with the
-    width. If they are interleaved, of each three consecutive frequencies the second turns with the height and the third
-    with the width, as long as their sections last; all others turn with time.
+    width. If they are interleaved, of each three frequencies the second turns with the height and the third with the
+    width, as long as their sections last; all others turn with time.
     """
 
     inv_freq: torch.Tensor
@@ -147,14 +149,14 @@ class Rope(nn.Module):
         self.register_buffer("axis", _axis_of_frequencies(spec), persistent=False)
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> Angles:
-        """Angles for `rotate`, each (..., 1, head_dim), for `positions` (..., 3) of any number dtype."""
+        """Angles, each (..., 1, head_dim), of `positions` (..., 3) of any number dtype."""
         angles = (positions.float()[..., self.axis] * self.inv_freq).unsqueeze(-2)
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
 def _axis_of_frequencies(spec: TransformerSpec) -> torch.Tensor:
-    """Which of time, height and width each frequency turns with: (head_dim / 2,) int64 on the CPU."""
+    """0, 1 or 2 for frequencies of time, height or width: (head_dim / 2,) int64 on the CPU."""
     axis = torch.zeros(spec.head_dim // 2, dtype=torch.long, device="cpu")
     if spec.rope_sections is None:
         return axis
@@ -197,8 +199,8 @@ class _LayerWeights(NamedTuple):
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each behind a norm and added to its input.
 
-    The modules within hold parameters; what is computed is below, over plain tensors: finding a parameter in a module
-    costs a CPU as much as a small kernel, and a frame has a thousand of those.
+    The modules hold parameters. The computation uses plain tensors, as a parameter costs a CPU as much to find as a
+    small kernel to run.
     """
 
     _weights: _LayerWeights
@@ -214,7 +216,6 @@ class DecoderLayer(nn.Module):
         self.activation = activation(spec.activation).forward
 
     def precompute(self) -> None:
-        """To be called once the parameters are loaded."""
         spec, attn, qk_norm = self.spec, self.self_attn, None
         if spec.qk_norm:
             norms = (attn.q_norm.weight, spec.heads), (attn.k_norm.weight, spec.kv_heads)
@@ -229,7 +230,7 @@ class DecoderLayer(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, rope: Angles, attend: Attend) -> torch.Tensor:
-        """`x` (tokens, hidden), kept; `rope` (tokens or 1, 1, head_dim) each."""
+        """`x` (tokens, hidden), kept; angles (tokens or 1, 1, head_dim) each."""
         spec, w = self.spec, self._weights
         qkv = F.linear(_norm(x, w.input_norm, spec), *w.qkv).view(len(x), -1, spec.head_dim)
         turning = spec.heads + spec.kv_heads  # queries and keys, in this order; values follow
@@ -251,7 +252,7 @@ def _norm(x: torch.Tensor, weight: torch.Tensor, spec: TransformerSpec) -> torch
 
 
 def projection(spec: ProjectionSpec | None, talker: TransformerSpec) -> nn.Module | None:
-    """What takes text embeddings or thinker states into the talker's space, (..., inputs) to (..., hidden)."""
+    """Takes text embeddings or thinker states, (..., inputs), into the talker's space, (..., hidden)."""
     if spec is None:
         return None
     if spec.inner is None:

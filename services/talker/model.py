@@ -1,5 +1,4 @@
-"""The talker: its decoder stack, its projections, and its code predictor; and how a checkpoint fills them, which
-published tensor which parameter, or which part of one."""
+"""The talker's decoder stack, projections and code predictor, and how a checkpoint fills them."""
 
 import torch
 from torch import nn
@@ -18,8 +17,6 @@ _TABLE_ROWS = 4096  # text embeddings projected at a time
 
 
 class TalkerTransformer(nn.Module):
-    """The talker's decoder stack."""
-
     def __init__(self, spec: TalkerSpec) -> None:
         super().__init__()
         self.layers = nn.ModuleList(DecoderLayer(spec.talker, i, spec.moe) for i in range(spec.talker.layers))
@@ -29,13 +26,7 @@ class TalkerTransformer(nn.Module):
         self.rope = Rope(spec.talker)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Final-normed states (tokens, hidden).
-
-        Args:
-            x: (tokens, hidden).
-            positions: (tokens, 3), temporal, height, width.
-            attend: what attention sees and stores.
-        """
+        """Final-normed states of `x` (tokens, hidden), kept, at `positions` (tokens, 3): time, height, width."""
         rope = self.rope(positions, x.dtype)
         for layer in self.layers:
             x = layer(x, rope, attend)
@@ -45,8 +36,8 @@ class TalkerTransformer(nn.Module):
 class TalkerModel(nn.Module):
     """Everything of the talker that has weights. What its checkpoint lacks is None.
 
-    `text_table` holds the embedding of every text id in the talker's space: (text_vocab, hidden). Nothing else is ever
-    needed of a text id. Where a projection is shared, its bias is part of it; a row without text begins with the bias.
+    `text_table` holds the embedding of every text id in the talker's space: (text_vocab, hidden). A shared projection's
+    bias is part of it; a row without text begins with the bias.
     """
 
     text_table: torch.Tensor
@@ -84,7 +75,7 @@ class TalkerModel(nn.Module):
         return projection if self.spec.shares_projection and isinstance(projection, nn.Linear) else None
 
     def use_experts(self, run_experts: RunExperts) -> None:
-        """How layers with experts run them from now on; at first by `grouped_experts`."""
+        """How layers with experts run them from now on; the default is `grouped_experts`."""
         for layer in self.model.layers:
             assert isinstance(layer, DecoderLayer)
             layer.run_experts = run_experts
@@ -112,7 +103,7 @@ class TalkerModel(nn.Module):
         return F.embedding(codes, self.model.codec_embedding.weight)
 
     def _embed_frames(self, frames: torch.Tensor) -> torch.Tensor:
-        """(frames, hidden): the sums of the embeddings of all codes of `frames` (frames, groups)."""
+        """(frames, hidden): sums of the embeddings of `frames` (frames, groups)."""
         first, *others = frames.to(self.device).T
         rows = self.embed_codes(first)
         for codes, embedding in zip(others, self.code_predictor.embeddings if self.code_predictor else (), strict=True):
@@ -127,14 +118,14 @@ class TalkerModel(nn.Module):
         return self.state_projection(states.to(self.dtype))
 
     def project_text(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """What `text_table` holds of text embeddings (rows, width)."""
+        """Rows of `text_table` of text embeddings (rows, width)."""
         embeddings = embeddings.to(self.device, self.dtype)
         return embeddings if self.text_projection is None else self.text_projection(embeddings)
 
 
 @torch.inference_mode()
 def load_talker(model: str, device: torch.device, dtype: torch.dtype | None = None) -> tuple[TalkerFamily, TalkerModel]:
-    """The talker of checkpoint `model`, a directory or a hub id, on `device`, in `dtype` or its own.
+    """The talker of the directory or hub id `model`, in `dtype` or its own.
 
     Raises:
         ValueError: no family has such a checkpoint, or tensors are missing, unexpected or of the wrong shape.
@@ -167,7 +158,7 @@ def load_talker(model: str, device: torch.device, dtype: torch.dtype | None = No
 
 
 def _text_table(talker: TalkerModel, embeddings: torch.Tensor) -> torch.Tensor:
-    """(text_vocab, hidden) of `embeddings` (text_vocab, width), which are projected a part at a time."""
+    """(text_vocab, hidden) of `embeddings` (text_vocab, width), projected part by part."""
     if len(embeddings) != talker.spec.text_vocab:
         raise ValueError(f"{len(embeddings)} text ids have embeddings, expected {talker.spec.text_vocab}")
     table = torch.empty(len(embeddings), talker.spec.talker.hidden, dtype=talker.dtype, device=talker.device)
@@ -178,7 +169,7 @@ def _text_table(talker: TalkerModel, embeddings: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def empty_model(spec: TalkerSpec, device: torch.device, dtype: torch.dtype) -> TalkerModel:
-    """A talker whose parameters have memory but no values, and whose `text_table` is empty."""
+    """A talker whose parameters have no values, with an empty `text_table`."""
     with torch.device("meta"):
         talker = TalkerModel(spec)
     for module in talker.modules():  # the rope tables are real already, all else has no memory yet
@@ -190,7 +181,7 @@ def empty_model(spec: TalkerSpec, device: torch.device, dtype: torch.dtype) -> T
 
 
 def published_parameters(talker: TalkerModel) -> dict[str, torch.Tensor]:
-    """Name of everything there is to load, as `WeightNames.parameter_of` gives it -> its place in the parameters.
+    """The place in the parameters of each name that `WeightNames.parameter_of` gives.
 
     Checkpoints have queries, keys and values apart, gates and up projections apart, and each expert by itself.
     """

@@ -1,4 +1,4 @@
-"""Routed experts and a gated shared expert, by one of two paths that neither wait for the device nor branch on data."""
+"""Routed experts and a gated shared expert, by one of two paths without branches on data."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -26,9 +26,8 @@ class MoeWeights(NamedTuple):
 
     Attributes:
         gate: (experts, hidden).
-        gate_up: (experts, hidden, 2 intermediate), a view of what is stored the other way round; so is
+        gate_up: (experts, hidden, 2 intermediate), a view of the transposed weights, as is
         down: (experts, intermediate, hidden).
-        shared: the shared expert.
         shared_gate: (1, hidden).
         experts: (experts,) int64, their numbers.
     """
@@ -50,13 +49,11 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(intermediate, hidden, bias=False)
 
     def weights(self) -> MlpWeights:
-        """As `run_mlp` takes them, once they are loaded."""
+        """For `run_mlp`, once they are loaded."""
         return MlpWeights(self.gate_up_proj.weight, self.down_proj.weight)
 
 
 class Experts(nn.Module):
-    """The experts' weights, stacked, with gate and up projections side by side."""
-
     def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.empty(moe.experts, 2 * moe.intermediate, spec.hidden))
@@ -64,8 +61,6 @@ class Experts(nn.Module):
 
 
 class SparseMoe(nn.Module):
-    """Parameters of routed experts and a gated shared expert."""
-
     def __init__(self, spec: TransformerSpec, moe: MoeSpec) -> None:
         super().__init__()
         self.gate = nn.Linear(spec.hidden, moe.experts, bias=False)
@@ -74,7 +69,7 @@ class SparseMoe(nn.Module):
         self.shared_expert_gate = nn.Linear(spec.hidden, 1, bias=False)
 
     def weights(self) -> MoeWeights:
-        """As `run_moe` takes them, once they are loaded."""
+        """For `run_moe`, once they are loaded."""
         gate_up, down = self.experts.gate_up_proj.transpose(1, 2), self.experts.down_proj.transpose(1, 2)
         experts = torch.arange(len(down), device=down.device)
         shared, shared_gate = self.shared_expert.weights(), self.shared_expert_gate.weight
@@ -84,8 +79,8 @@ class SparseMoe(nn.Module):
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 RunExperts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, MoeWeights, Activation], torch.Tensor]
-"""The weighted sum of each token's experts, (tokens, hidden), of: x (tokens, hidden); the experts `chosen` for each
-token (tokens, wanted) int64; their `weights` (tokens, wanted) of x's dtype; the layer's weights; the activation."""
+"""The weighted sum of each token's experts, (tokens, hidden), of: x (tokens, hidden); its `chosen` experts (tokens,
+wanted) int64; their `weights` (tokens, wanted) of x's dtype; the layer's weights; the activation."""
 
 
 def run_mlp(x: torch.Tensor, w: MlpWeights, activation: Activation) -> torch.Tensor:
@@ -109,8 +104,8 @@ def run_moe(
 def grouped_experts(
     x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
 ) -> torch.Tensor:
-    """Two grouped matrix products over the tokens sorted by expert. How many tokens an expert gets never reaches the
-    host, where torch has a kernel for that: on a CPU, and in bfloat16 on sm_90 and sm_10x."""
+    """Two grouped matrix products over the tokens sorted by expert. They wait for the device unless torch has a kernel:
+    on a CPU, and in bfloat16 on sm_90 and sm_10x."""
     wanted = chosen.shape[1]
     by_expert, order = chosen.flatten().sort(stable=True)
     ends = torch.searchsorted(by_expert, w.experts, right=True, out_int32=True)
@@ -123,8 +118,8 @@ def grouped_experts(
 def static_experts(
     x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
 ) -> torch.Tensor:
-    """Plain matrix products whose shapes depend on the number of tokens only, for any dtype and device: of the few
-    tokens' gathered experts, or of every expert with every token, whichever reads less memory."""
+    """Plain matrix products of static shapes, for any dtype and device: of few tokens' gathered experts, or of every
+    expert with every token, whichever reads less memory."""
     gate_up, experts = w.gate_up.transpose(1, 2), len(w.experts)
     if _GATHER_COST * chosen.numel() <= experts:
         rows = chosen.flatten()

@@ -1,6 +1,6 @@
 """The code predictor: completes a frame from the talker's state and the code of group 0.
 
-It also comes compiled, for a CPU, where most of a frame's time goes into starting a thousand small kernels.
+It can be compiled for a CPU, which spends most of a frame's time on starting small kernels.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _COMPILED_ROWS = 4  # any number but 0 and 1, for which torch compiles programs 
 
 
 class PredictorTransformer(nn.Module):
-    """The code predictor's decoder stack and the embeddings of groups 1 and up, which are as wide as the talker."""
+    """The decoder stack, and the embeddings of groups 1 and up, which are as wide as the talker."""
 
     def __init__(self, spec: TalkerSpec, sizes: TransformerSpec) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class PredictorTransformer(nn.Module):
 
 @dataclass(frozen=True)
 class Pass:
-    """What differs between the passes of a frame: position, its rotary angles, and what it may look at."""
+    """What differs between the passes of a frame."""
 
     place: torch.Tensor  # (1,) int64
     rope: Angles  # (1, head_dim) each
@@ -42,8 +42,8 @@ class Pass:
 class CodePredictor(nn.Module):
     """Draws groups 1 and up of a frame, one after the other.
 
-    References run the talker's state and the code of group 0 as a prompt of two; here they are two passes, so that all
-    passes have one shape. A predictor of another width than the talker's has a projection of all that it reads.
+    References run the talker's state and the code of group 0 as a prompt of two. Here they are two passes, so that all
+    passes have one shape.
     """
 
     def __init__(self, spec: TalkerSpec, sizes: TransformerSpec) -> None:
@@ -60,7 +60,6 @@ class CodePredictor(nn.Module):
         self.embeddings: list[torch.Tensor] = []
 
     def precompute(self) -> None:
-        """To be called once the parameters are loaded."""
         weight = self.model.norm.weight
         places = torch.arange(self.groups, device=weight.device)
         cos, sin = self.model.rope(places.unsqueeze(-1), weight.dtype)
@@ -72,7 +71,7 @@ class CodePredictor(nn.Module):
         ]
 
     def new_cache(self, rows: int) -> KeyValueCache:
-        """Keys and values of the frames of `rows` rows. Its contents need not outlast a frame."""
+        """Keys and values of the frames of `rows` rows, needed within a frame only."""
         sizes, weight = self.sizes, self.model.norm.weight
         shape = (sizes.layers, rows, sizes.kv_heads, self.groups, sizes.head_dim)
         return KeyValueCache(weight.new_zeros(shape), weight.new_zeros(shape))
@@ -89,12 +88,10 @@ class CodePredictor(nn.Module):
         """Completes the frames of a batch.
 
         Args:
-            cache: of as many rows.
             hidden: the talker's last states (rows, hidden).
             first: codes of group 0 (rows,) int64.
             first_row: their embeddings (rows, hidden).
-            rules: as for `draw`.
-            noise: (groups, rows); None if all rows are greedy.
+            noise: (groups, rows); None: all rows are greedy.
 
         Returns:
             All codes (rows, groups) int64, and the sum of their embeddings (rows, hidden).
@@ -120,10 +117,9 @@ class CodePredictor(nn.Module):
 
 
 class CompiledPredictor:
-    """`CodePredictor.forward` as one program for any number of rows, and for each of PREPARED_WIDTHS.
+    """`CodePredictor.forward` as one program for each of PREPARED_WIDTHS and any number of rows.
 
-    All is compiled by the constructor, in about half a minute a program. What should need another one all the same
-    runs eagerly: no request waits for a compiler.
+    The constructor compiles for about half a minute a program. What would need another program runs eagerly.
 
     Args:
         predictor: loaded, in float32 or bfloat16 on a CPU.
@@ -167,7 +163,7 @@ class CompiledPredictor:
         return codes[:rows], row[:rows]
 
     def _compile(self, width: int, like: torch.Tensor, groups: int) -> None:
-        """Compiles the program for `width`. `like` gives hidden size and dtype."""
+        """`like` gives hidden size and dtype."""
         from torch._dynamo import mark_dynamic
 
         cache = self._cache.rows(_COMPILED_ROWS)

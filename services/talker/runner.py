@@ -8,7 +8,7 @@ import torch
 
 from services.common.engine.device import Capturer
 from services.talker.graphs import StepGraphs, StepShape
-from services.talker.layers import DecodeAttention, KeyValueCache, Piece, PrefillAttention
+from services.talker.layers import DecodeAttention, KeyValueCache, PrefillAttention, PromptChunk
 from services.talker.model import TalkerModel
 from services.talker.predictor import CompiledPredictor
 from services.talker.sampling import Sampling, SamplingRows, draw, penalize, prepared_width, uniform
@@ -21,8 +21,8 @@ class Advance:
     """The talker step that a slot needs before its frame; it reads the slot's last frame and this text.
 
     Attributes:
-        length: cached positions, which is where the step writes.
-        state: the thinker's (width,) of the text, where the spec says `text_has_states` and there is text left.
+        length: cached positions: the step writes there.
+        state: the thinker's (width,) of the text, with the spec's `text_has_states` and while there is text.
     """
 
     text_id: int
@@ -33,7 +33,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class StepInput:
-    """A slot that gets a frame. After a prefill its state is there already, and `advance` is None."""
+    """A slot that gets a frame. `advance` is None right after its prefill, which has made its state."""
 
     slot: int
     frame: int  # index of the frame
@@ -42,26 +42,16 @@ class StepInput:
     advance: Advance | None
 
 
-@dataclass(frozen=True)
-class PromptChunk(Piece):
-    """A piece of a prompt: its rows (end - begin, hidden), and their positions (end - begin, 3)."""
-
-    embeddings: torch.Tensor
-    positions: torch.Tensor
-
-
 class TalkerRunner:
-    """A model and `slots` rows of state. Used by one thread at a time; knows nothing of requests.
+    """A model and `slots` rows of state. For one thread at a time.
 
-    A step computes the slots from the first to the highest that takes part, so that every view of the cache is a slice
-    and nothing is gathered. What rows that sit out compute is thrown away, and what they write goes to a spare position
-    at the end of their slot. `move` keeps the slots in use low.
+    A step computes the slots from the first to the highest that takes part: views of the cache are slices, nothing is
+    gathered. Rows that sit out compute in vain, and write to a spare position at the end of their slot. `move` keeps
+    the slots in use low.
 
     Args:
-        model: its device and dtype are the runner's.
-        slots: requests at a time.
         positions: longest prompt plus frames of a request.
-        capturer: captures every step there can be (`StepGraphs`) before this returns; None: steps run eagerly.
+        capturer: captures every step (`StepGraphs`) in the constructor; None: steps run eagerly.
         compiled: the code predictor is a `CompiledPredictor`. For a CPU, without a capturer.
 
     Raises:
@@ -117,7 +107,7 @@ class TalkerRunner:
 
     @torch.inference_mode()
     def move(self, source: int, target: int, length: int) -> None:
-        """Copies the request in slot `source`, of which `length` positions are cached, to the free slot `target`."""
+        """Copies the request in slot `source`, with `length` cached positions, to the free slot `target`."""
         for cache in (self._cache.keys, self._cache.values):
             cache[:, target, :, :length] = cache[:, source, :, :length]
         rules = [rule for rows in (self._rules, self._predictor_rules) for rule in vars(rows).values()]
@@ -128,22 +118,22 @@ class TalkerRunner:
     def prefill(self, chunks: Sequence[PromptChunk]) -> None:
         """Runs chunks of different prompts in one pass."""
         hidden = self.model.model(
-            torch.cat([chunk.embeddings for chunk in chunks]),
+            torch.cat([chunk.rows for chunk in chunks]),
             torch.cat([chunk.positions for chunk in chunks]).to(self.model.device),
             PrefillAttention(self._cache, chunks),
         )
         end = 0
         for chunk in chunks:
-            end += chunk.end - chunk.begin
+            end += len(chunk.rows)
             self._hidden[chunk.slot] = hidden[end - 1]
 
     @torch.inference_mode()
     def step(self, batch: Sequence[StepInput]) -> torch.Tensor:
-        """One frame for each slot in `batch`. Nothing of it waits for the host until the codes are there.
+        """One frame for each slot in `batch`. Nothing waits for the host until the codes are there.
 
         Returns:
-            (batch, groups) int32 on the CPU, in the order of `batch`. Where group 0 ends speech there is no frame, and
-            the rest of the row means nothing.
+            (batch, groups) int32 on the CPU, in the order of `batch`. If group 0 ends speech, the rest of the row means
+            nothing.
         """
         rows = max(row.slot for row in batch) + 1
         columns = [list(self._idle) for _ in range(rows)]
@@ -172,7 +162,7 @@ class TalkerRunner:
             states[list(slots)] = torch.stack(rows).to(states)
 
     def _step(self, shape: StepShape) -> torch.Tensor:
-        """The codes (rows, groups) int64 of the slots that `_inputs` describes. Static: no value decides what runs."""
+        """The codes (rows, groups) int64 of the slots in `_inputs`. Static: no value decides what runs."""
         model, rows = self.model, shape.rows
         speaks, advances, text_ids, places, rope, frames = self._inputs[:, :rows]
         if shape.length:
@@ -214,7 +204,7 @@ class TalkerRunner:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros which on a CPU take memory only where they are written: numpy leaves them to the operating system."""
+    """Zeros. On a CPU, numpy's take memory only where they are written."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)).view(dtype)

@@ -1,4 +1,4 @@
-"""How codes are drawn: each request by its own rules and its own noise, whatever else is in the batch."""
+"""How codes are drawn: each request by its own rules and noise, whatever else is in the batch."""
 
 import secrets
 from dataclasses import dataclass
@@ -28,16 +28,15 @@ _RANGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(SamplingDefaults):
-    """Rules of one request. Temperature 0 is greedy, top_k 0 keeps all codes, `max_frames` is in codec frames."""
+    """Rules of one request. Temperature 0 is greedy, top_k 0 keeps all codes."""
 
     seed: int
 
 
 def resolve(defaults: SamplingDefaults, **asked: float | int | None) -> Sampling:
-    """The rules of a request that asks for `asked` (fields of Sampling; None or absent means the default).
+    """The rules of a request that asks for `asked`, fields of Sampling; None or absent means the default.
 
-    Raises:
-        InvalidInput: names the field that is out of range.
+    Raises InvalidInput, which names the field that is out of range.
     """
     values = {name: value for name, value in asked.items() if value is not None}
     if "predictor_temperature" not in values and values.get("temperature") == 0:
@@ -52,7 +51,7 @@ def resolve(defaults: SamplingDefaults, **asked: float | int | None) -> Sampling
 
 
 class SamplingRows:
-    """Rules for drawing from one vocabulary, a row a slot: (slots,) each, on the device. At first all are greedy."""
+    """Rules for drawing from one vocabulary: (slots,) each, on the device. At first all are greedy."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.temperature = torch.zeros(slots, device=device)
@@ -60,7 +59,6 @@ class SamplingRows:
         self.top_p = torch.ones(slots, device=device)
 
     def set(self, slot: int, temperature: float, top_k: int, top_p: float) -> None:
-        """The rules of `slot` from now on."""
         self.temperature[slot] = temperature
         self.top_k[slot] = top_k or torch.iinfo(torch.long).max
         self.top_p[slot] = top_p
@@ -75,10 +73,10 @@ class SamplingRows:
 
 
 class DrawRules(NamedTuple):
-    """What `draw` needs of the rules of some rows, made once for all draws of a step.
+    """The rules of some rows, made once for all draws of a step.
 
     Attributes:
-        width: most codes that any of the rows keeps; 0 when all are greedy.
+        width: most codes that a row keeps; 0: all are greedy.
         temperature: (rows, 1) float32; 1 for greedy rows, which keep one code.
         cut: (rows, width) bool, true for ranks beyond a row's top-k.
         top_p: (rows, 1) float32.
@@ -91,30 +89,23 @@ class DrawRules(NamedTuple):
 
 
 USUAL_WIDTH = 64
-"""Codes that rows keep at most, but for few requests: steps are captured and compiled for it."""
+"""Most codes that rows keep, but for few requests: steps are captured and compiled for it."""
 
 # What the code predictor is compiled for: all rows greedy, or as many codes kept as is usual.
 PREPARED_WIDTHS = (0, USUAL_WIDTH)
 
 
 def prepared_width(width: int) -> int | None:
-    """The least of PREPARED_WIDTHS for rows of which none keeps more than `width` codes; None: none is wide enough.
-
-    A larger width draws the same: codes ranked below a row's own top-k are cut off by its rules.
-    """
+    """The least of PREPARED_WIDTHS that is at least `width`, if any. A larger width draws the same codes."""
     return next((prepared for prepared in PREPARED_WIDTHS if prepared >= width), None)
 
 
 def draw(logits: torch.Tensor, rules: DrawRules, noise: torch.Tensor | None) -> torch.Tensor:
-    """Draws a code a row: temperature, then top-k, then top-p, as transformers' logits warpers do.
+    """Draws a code a row, (rows,) int64: temperature, then top-k, then top-p, as transformers' logits warpers do.
 
     Args:
         logits: (rows, codes) float32.
-        rules: of these rows.
         noise: uniform in [0, 1), (rows,) float32. Unused if all rows are greedy.
-
-    Returns:
-        (rows,) int64.
     """
     width = min(rules.width, logits.shape[-1])
     if not width or noise is None:
@@ -135,7 +126,7 @@ def draw(logits: torch.Tensor, rules: DrawRules, noise: torch.Tensor | None) -> 
 
 
 def penalize(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) -> torch.Tensor:
-    """Repetition penalty (Keskar et al., 2019): makes the codes `seen` (rows, codes) less likely. Stays finite."""
+    """Repetition penalty (Keskar et al., 2019) of the codes `seen` (rows, codes). Stays finite."""
     penalty = penalty.unsqueeze(-1)
     most = torch.finfo(logits.dtype).max
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty).clamp(-most, most)
@@ -143,16 +134,9 @@ def penalize(logits: torch.Tensor, seen: torch.Tensor, penalty: torch.Tensor) ->
 
 
 def uniform(seeds: torch.Tensor, frames: torch.Tensor, groups: int) -> torch.Tensor:
-    """Noise in [0, 1) that depends on nothing but (seed, frame, group): SplitMix64 used as a counter-based generator.
+    """Noise in [0, 1), (groups, rows) float32, of `seeds` and `frames` (rows,) int64.
 
-    Stateless, so that the batch, the slot and the device do not matter.
-
-    Args:
-        seeds, frames: (rows,) int64.
-        groups: code groups of a frame.
-
-    Returns:
-        (groups, rows) float32.
+    SplitMix64 as a counter-based generator: noise depends on seed, frame and group only.
     """
     counter = frames * groups + torch.arange(groups, device=seeds.device).unsqueeze(-1)
     mixed = _mix(_mix(seeds + _GAMMA) + (counter + 1) * _GAMMA)

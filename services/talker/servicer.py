@@ -22,15 +22,15 @@ from services.talker.family import TalkerFamily
 from services.talker.session import Requests, SpeakSession
 from services.talker.voices import Voices
 
-# Frames that wait for the consumer's credit before the speech is read no further, and then made no further.
+# Frames that wait for the consumer's credit before the speech is read, and then made, no further.
 MAX_PENDING_FRAMES = FRAMES_IN_FLIGHT // 2
 
 _ENDS = {"stop": talker_pb2.SPEECH_END_STOP, "length": talker_pb2.SPEECH_END_LENGTH}
 
 
 class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
-    """Admits requests to `admission`, and serves them with `engine`, the `family` of what it runs, and `voices`, None
-    where it imitates none: they are set once they are loaded, before `admission` opens."""
+    """Serves requests. Set `engine`, the `family` that it runs, and `voices`, if it imitates some, before `admission`
+    opens."""
 
     def __init__(self, admission: Admission, hub: StreamHub, consumer: StreamConsumer) -> None:
         self._admission, self._hub, self._consumer = admission, hub, consumer
@@ -56,7 +56,7 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
 async def _speak(
     session: SpeakSession, read: Coroutine[Any, Any, None], output: OutputStream | None, tells_frames: bool
 ) -> AsyncGenerator[talker_pb2.SpeakResponse, None]:
-    """What the caller is told; the frames are, where `tells_frames`, once `output` has them."""
+    """The responses. Frames are among them if `tells_frames`, once `output` has them."""
     reading = asyncio.create_task(read)
     try:
         speech = await session.started
@@ -91,7 +91,7 @@ def _frames(first: int, codes: torch.Tensor) -> talker_pb2.SpeakResponse:
 
 
 def talker_info(family: TalkerFamily, voices: Voices | None, positions: int) -> server_info_pb2.TalkerInfo:
-    """What ServerInfo says of this talker, which has `positions` positions a request."""
+    """`positions` are those of a request."""
     return server_info_pb2.TalkerInfo(
         speakers=list(family.spec.speakers),
         num_code_groups=family.spec.num_code_groups,

@@ -1,4 +1,4 @@
-"""One call of the talker: what it is given, by a thinker or as text, is carried to the engine."""
+"""One call of the talker."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -12,10 +12,11 @@ from services.common.stream.consumer import StreamConsumer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import CODES, Chunk, Rows
 from services.common.stream.tensors import to_torch
+from services.talker.answer import AnswerRows
 from services.talker.delivery import delivery_of, sampling_of, speaker_of
 from services.talker.engine import TalkerEngine
 from services.talker.family import TalkerFamily
-from services.talker.inputs import Prompt, SpeechInput, Text, TextInput, ThinkerInput
+from services.talker.inputs import SpeechInput, TextInput
 from services.talker.speech import Speech, SpeechRequest
 from services.talker.voices import Voices
 
@@ -24,19 +25,15 @@ _AT_ONCE = 2000  # characters that are tokenized before other calls have their t
 
 
 class SpeakSession:
-    """One request: carries what it is given, by a thinker or as text, to the engine.
+    """Carries the input of one request, a thinker's rows or text, to the engine.
 
     Args:
-        engine: speaks.
-        family: what the engine runs.
-        voices: hears voice samples; None: it imitates none.
-        start: the request.
+        voices: hears voice samples; None: the talker imitates none.
         output: where its frames go; None: back to the caller.
-        call: its clock and log line.
 
     Attributes:
         started: becomes the Speech as soon as there is one, None when there is nothing to say, or the error.
-        frames_before: (frames, groups) int32 of a voice sample, which come before those of the speech.
+        frames_before: (frames, groups) int32 of a voice sample, before those of the speech.
 
     Raises:
         InvalidInput: the request asks for what the talker has not.
@@ -60,7 +57,7 @@ class SpeakSession:
         self._input: SpeechInput | None = None
 
     async def read(self, requests: Requests, consumer: StreamConsumer) -> None:
-        """Reads the input to its end. An error ends the speech with it."""
+        """Reads the input to its end. An error ends the speech."""
         try:
             match self._request.WhichOneof("input"):
                 case "text":
@@ -112,10 +109,11 @@ class SpeakSession:
         if field == "inline":
             self._read_inline(self._request.inline, thinker)
         else:
-            await self._read_source(self._request, thinker, consumer)
+            await self._read_source(thinker, consumer)
         self._end_of_input(thinker)
 
-    async def _read_source(self, start: talker_pb2.SpeakStart, thinker: ThinkerInput, consumer: StreamConsumer) -> None:
+    async def _read_source(self, thinker: AnswerRows, consumer: StreamConsumer) -> None:
+        start = self._request
         subscribed = consumer.subscribe(start.source, start.request_id, thinker.wanted, producer="thinker")
         async with subscribed as messages:
             async for message in messages:
@@ -125,7 +123,7 @@ class SpeakSession:
                     self._take(message.rows, thinker)
                 del message  # the thinker waits for its memory, and the next message may be long in coming
 
-    def _read_inline(self, inline: talker_pb2.InlineThinkerOutput, thinker: ThinkerInput) -> None:
+    def _read_inline(self, inline: talker_pb2.InlineThinkerOutput, thinker: AnswerRows) -> None:
         thinker.begin(inline.header.prompt_positions)
         rows = [
             Rows(row.name, row.first_position, to_torch(row.tensor, f"inline.rows[{i}].tensor"))
@@ -135,8 +133,7 @@ class SpeakSession:
         order = {selection.name: place for place, selection in enumerate(thinker.wanted)}
         self._take(sorted(rows, key=lambda row: (order.get(row.name, len(order)), row.first_position)), thinker)
 
-    def _take(self, rows: Sequence[Rows], thinker: ThinkerInput) -> None:
-        """Adds what the thinker sent."""
+    def _take(self, rows: Sequence[Rows], thinker: AnswerRows) -> None:
         for row in rows:
             thinker.add(row)
         self._advance(thinker)
@@ -146,12 +143,10 @@ class SpeakSession:
         if self._speech:
             self._speech.feed(source.take_text())
         elif source.ready:
-            self._start(source.take_prompt(), source.take_text())
-
-    def _start(self, prompt: Prompt, text: Text) -> None:
-        self._speech = self._engine.submit(SpeechRequest(prompt, text, self.sampling, self.call.timings))
-        self._waited_for_start_ms = self.call.timings.elapsed_ms()
-        self.started.set_result(self._speech)
+            request = SpeechRequest(source.take_prompt(), source.take_text(), self.sampling, self.call.timings)
+            self._speech = self._engine.submit(request)
+            self._waited_for_start_ms = self.call.timings.elapsed_ms()
+            self.started.set_result(self._speech)
 
     def _end_of_input(self, source: SpeechInput) -> None:
         if self._speech:

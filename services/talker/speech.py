@@ -1,4 +1,4 @@
-"""One answer being spoken: what the request's side feeds in and reads out, and what the engine's thread keeps of it."""
+"""One answer being spoken: its text, its frames, and what the engine's thread keeps of it."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -18,12 +18,8 @@ End = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class SpeechRequest:
-    """What is to be spoken, and how.
-
-    Attributes:
-        text: what is known of it so far: at least its first id, which the prompt's last row takes.
-        timings: marked by the engine.
-    """
+    """What is to be spoken, and how. `text` has at least its first id, which the prompt's last row takes; the engine
+    marks `timings`."""
 
     prompt: Prompt
     text: Text
@@ -36,24 +32,20 @@ class Speech:
     engine's, but for those of the reader.
 
     Args:
-        changed: guards text, flags, clock and `frames_made`, and tells the engine of changes to them.
+        changed: guards text, flags, clock and `frames_made`, and tells the engine of changes.
         most_frames: the request's limit, or what fits into the slot.
         after_text: see `TalkerSpec`.
 
     Attributes:
-        end: for the reader: why speech ended, once `frames` is exhausted: "stop" (end-of-speech) or "length".
+        end: for the reader, once `frames` is exhausted: "stop" (end of speech) or "length".
         frame_count: for the reader: frames delivered so far.
-        waiting: for how long speech stood still because the text was late.
-        text: all text of the answer that is known.
-        text_states: of the text whose steps are to come, by its index, where there are any.
-        slot: place in the runner, once admitted.
+        waiting: time for which the text was late.
+        text_states: of text whose steps are to come, by its index.
         rows: the prefill (rows, hidden), until it is done.
         prefilled: rows of it that were run.
         length: cached positions.
-        rope_position: of the next step.
-        frames_made: frames so far.
-        frames_read: of them, those that the reader has dealt with.
-        has_state: whether the talker's state is there and waits for its frame.
+        frames_read: frames that the reader has dealt with.
+        has_state: whether the talker's state waits for its frame.
     """
 
     def __init__(
@@ -75,7 +67,6 @@ class Speech:
         self.feed(request.text)
 
     def feed(self, text: Text) -> None:
-        """Appends text of the answer."""
         with self._changed:
             if text.states is not None:
                 self.text_states.update(enumerate(text.states, start=len(self.text)))
@@ -83,19 +74,19 @@ class Speech:
             self._wake()
 
     def finish_text(self) -> None:
-        """The answer is complete: what was fed is all there is to say."""
+        """The text is complete."""
         with self._changed:
             self.text_complete = True
             self._wake()
 
     def cancel(self) -> None:
-        """Ends the request: its slot is free at the engine's next step. Harmless when it has ended already."""
+        """Ends the request: its slot is free at the engine's next step. Harmless after its end."""
         with self._changed:
             self.cancelled = True
             self._changed.notify()
 
     def fail(self, error: Exception) -> None:
-        """Ends the request because its input failed: `frames` raises `error`. Call on the event loop."""
+        """Ends the request: `frames` raises `error`. Call on the event loop."""
         self.cancel()
         self.deliver(error)
 
@@ -105,9 +96,9 @@ class Speech:
         self._changed.notify()
 
     async def frames(self) -> AsyncGenerator[torch.Tensor, None]:
-        """Codec frames as they come to exist, those that are ready together at once: (n, groups) int32 on the CPU.
+        """All frames that are ready, again and again: (n, groups) int32 on the CPU.
 
-        Asking for the next ones says that those before were dealt with: the engine runs only so far ahead.
+        Asking for the next ones counts those before as read.
 
         Raises:
             StageError: the engine failed.
@@ -142,7 +133,7 @@ class Speech:
 
     @property
     def text_id(self) -> int:
-        """Text of the next talker step: an id a frame, then those that follow all text. Prefill took the first."""
+        """Text of the next talker step: an id a frame, then `after_text`. Prefill took the first."""
         if self.frames_made < len(self.text):
             return self.text[self.frames_made]
         return self._after_text[min(self.frames_made - len(self.text), len(self._after_text) - 1)]

@@ -1,4 +1,4 @@
-"""Text as a talker reads it: ids of a text whose end is still to come."""
+"""Ids of a text that comes in pieces."""
 
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,7 @@ _MOST_HELD = 500  # characters of a word whose end is still to come; each piece 
 
 
 class TextTokenizer:
-    """The checkpoint's tokenizer for text of which the end is still to come.
-
-    Args:
-        folder: of the checkpoint.
-
-    Raises:
-        ValueError: it has no tokenizer.
-    """
+    """The tokenizer of the checkpoint in `folder`. Raises ValueError: it has none."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer, PreTrainedConfig
@@ -33,8 +26,7 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, in which an added token is text as any other."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def normalized(self, text: str) -> str:
         """`text` as it is encoded: an accent that follows its letter becomes one character with it."""
@@ -42,10 +34,10 @@ class TextTokenizer:
         return text if normalizer is None else normalizer.normalize_str(text)
 
     def settled(self, text: str) -> int:
-        """Characters of the normalized `text` whose ids do not depend on what follows it: all but its last word, and
-        but white space at its end, which can be several words.
+        """Characters of the normalized `text` whose ids do not depend on what follows: all but its last word, and white
+        space at its end, which can be several words.
 
-        Byte-pair encoding never joins two words of the pre-tokenizer, and of these only the last may still grow.
+        Byte-pair encoding never joins two words of the pre-tokenizer, and only the last may grow.
         """
         words: list[tuple[str, tuple[int, int]]] = self._backend.pre_tokenizer.pre_tokenize_str(text)
         last, said = words[-1][1][0] if words else 0, len(text.rstrip())
@@ -53,11 +45,8 @@ class TextTokenizer:
 
 
 class GrowingText:
-    """What a `services.talker.inputs.TextInput` makes of a text that comes in pieces, cut anywhere: its ids. White
-    space around all of it is none of it.
-
-    Args:
-        tokenizer: of the checkpoint.
+    """Base of a `services.talker.inputs.TextInput`: ids of a text that comes in pieces, cut anywhere, without the white
+    space around it.
 
     Attributes:
         tokens: ids so far.
@@ -73,9 +62,9 @@ class GrowingText:
         self._began = False
 
     def add(self, text: str) -> None:
-        """Takes what follows of the text; its last word is held back.
+        """Takes the next piece; the text's last word is held back.
 
-        Of a word that is longer than _MOST_HELD, all but its last character is given out: its ids may be others then.
+        A word longer than _MOST_HELD is cut before its last character, which may change its ids.
         """
         self._held = self._tokenizer.normalized(self._held + text)
         if not self._began:
@@ -85,7 +74,7 @@ class GrowingText:
         self._settle(settled if len(self._held) - settled <= _MOST_HELD else len(self._held) - 1)
 
     def finish(self) -> None:
-        """No more follows."""
+        """Ends the text."""
         self.finished = True
         self._held = self._held.rstrip()
         self._settle(len(self._held))
@@ -98,10 +87,8 @@ class GrowingText:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the text is complete and says nothing."""
         return self.finished and not self._began
 
     def take_text(self) -> Text:
-        """Ids that came since the last call."""
         text, self.ids = Text(self.ids), []
         return text

@@ -1,4 +1,4 @@
-"""Voices that the talker imitates: what it has heard in the samples that came last."""
+"""Voices that the talker imitates, kept by their samples."""
 
 import asyncio
 import hashlib
@@ -15,21 +15,12 @@ MOST_KEPT = 64
 
 
 class Voices:
-    """Hears each sample once, one at a time, as long as it is among the MOST_KEPT that were asked for last.
-
-    Args:
-        reader: hears voices in samples.
-    """
+    """Hears each sample once, one at a time, while it is among the MOST_KEPT that were asked for last."""
 
     def __init__(self, reader: SampleReader) -> None:
-        self._reader = reader
+        self._reader, self.sample_rate_hz = reader, reader.sample_rate_hz
         self._kept: OrderedDict[bytes, Voice] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, "voices")  # a cancelled call's sample is heard to its end
-
-    @property
-    def sample_rate_hz(self) -> int:
-        """Of the samples."""
-        return self._reader.sample_rate_hz
 
     async def voice(self, samples: torch.Tensor) -> Voice:
         """The voice in `samples` (samples,) float32 on the CPU."""
@@ -44,12 +35,12 @@ class Voices:
         return voice
 
     def _hear(self, digest: bytes, samples: torch.Tensor) -> Voice:
-        """In the thread, which only adds: who asked for the same meanwhile finds it kept."""
+        """In the thread, which only adds. A second request for the same sample finds it kept."""
         voice = self._kept.get(digest) or self._reader.read(samples)
         self._kept[digest] = voice
         return voice
 
 
 def load_voices(family: TalkerFamily, talker: TalkerModel) -> Voices | None:
-    """What hears voice samples for `talker`, where it is and in its dtype; None: the family imitates no voices."""
+    """Voices for `talker`; None: the family imitates none."""
     return Voices(family.sample_reader(talker.device, talker.dtype)) if family.sample_reader else None

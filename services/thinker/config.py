@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.rpc.settings import CompileSettings
 
 
@@ -26,18 +25,13 @@ class ThinkerSettings(CompileSettings):
         default=None, ge=2, description="longest prompt plus output; default: the model's, or what the KV cache holds"
     )
     max_batched_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="tokens of one engine step; longer prompts are prefilled in chunks; default: vLLM's",
+        default=None, ge=1, description="tokens of one engine step, which cuts longer prompts; default: vLLM's"
     )
     block_size: int | None = Field(
         default=None, ge=1, description="tokens of a KV block; default: vLLM's for the device"
     )
     gpu_memory_utilization: float = Field(
-        default=0.85,
-        gt=0,
-        lt=1,
-        description="share of the GPU for weights, activations, KV cache and the kept hidden states",
+        default=0.85, gt=0, lt=1, description="share of the GPU for weights, activations, KV cache and hidden states"
     )
     kv_cache_bytes: int | None = Field(
         default=None,
@@ -70,9 +64,6 @@ class ThinkerSettings(CompileSettings):
     )
     max_cpu_loras: int = Field(default=8, ge=1, description="adapters that can be loaded at a time, max_loras at least")
     preprocessing_threads: int = Field(default=2, ge=1, description="threads that decode and preprocess media")
-    subscription_timeout_s: float = Field(
-        default=10.0, gt=0, description="longest wait for the consumer of an output stream"
-    )
 
     max_images: int = Field(default=16, ge=0, description="images in one request")
     max_audios: int = Field(
@@ -83,11 +74,7 @@ class ThinkerSettings(CompileSettings):
     max_image_pixels: int = Field(
         default=64 * 1024 * 1024,
         ge=1,
-        description="pixels of one image before it is resized; default: a few more than a gateway takes, whose refusal "
-        "comes first",
-    )
-    min_image_side: int = Field(
-        default=MIN_IMAGE_SIDE, ge=1, description="least width and height of an image, in pixels"
+        description="pixels of one image before it is resized; default: more than a gateway takes, which refuses first",
     )
     max_audio_s: float = Field(default=1800.0, gt=0, description="longest audio part")
     max_video_s: float = Field(default=600.0, gt=0, description="longest video part")
@@ -98,5 +85,5 @@ class ThinkerSettings(CompileSettings):
 
     @property
     def takes_adapters(self) -> bool:
-        """Whether requests may ask for an adapter: there are some, or can be."""
+        """Whether there are adapters, or can be."""
         return bool(self.lora) or self.lora_root is not None

@@ -1,10 +1,12 @@
 """What a request says, and what the model reads of it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
+from services.common.errors import InvalidInput
 from services.thinker.plugin.rows import Range
 
 MediaKind = Literal["image", "audio", "video"]
@@ -15,9 +17,7 @@ class MediaFile:
     """An encoded file.
 
     Attributes:
-        kind: what it is decoded as.
-        data: the whole file.
-        field: where the request had it; named in errors about it.
+        field: of the request; errors name it.
         missing_bytes: size of a file that is still to come; 0: `data` has it.
     """
 
@@ -33,12 +33,10 @@ class Message:
 
     Attributes:
         role: "system", "user", "assistant" or "tool".
-        parts: texts and media in the order they are read.
-        tool_calls: calls the assistant made, as the chat template takes them.
+        tool_calls: as the chat template takes them.
         tool_call_id: for role "tool": the call this answers.
         name: of the author or tool.
         token_ids: that the assistant's message was sampled as; they are read in place of all else. Empty: not known.
-        reasoning: what the assistant thought before it answered.
     """
 
     role: str
@@ -52,7 +50,7 @@ class Message:
 
 @dataclass(frozen=True)
 class RawPrompt:
-    """A prompt that no chat template writes: `text`, or its ids, with a placeholder for each of `files`."""
+    """A prompt without a chat template: `text`, or its ids, with a placeholder for each of `files`."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -65,10 +63,10 @@ class Conversation:
 
     Attributes:
         messages: oldest first.
-        raw: the prompt itself, instead of messages.
-        tools: tools the model may call, as the chat template takes them.
+        tools: as the chat template takes them.
         use_audio_in_video: whether the sound tracks of videos are heard too.
         template_kwargs: extra variables of the chat template.
+        raw: the prompt itself, instead of messages.
     """
 
     messages: list[Message]
@@ -78,8 +76,13 @@ class Conversation:
     raw: RawPrompt | None = None
 
     @property
+    def field(self) -> Literal["messages", "prompt"]:
+        """Field of the request that the prompt comes from."""
+        return "messages" if self.raw is None else "prompt"
+
+    @property
     def media(self) -> list[MediaFile]:
-        """The media, in the order they are read."""
+        """In the order they are read."""
         if self.raw is not None:
             return self.raw.files
         return [part for message in self.messages for part in message.parts if isinstance(part, MediaFile)]
@@ -90,12 +93,11 @@ class Prompt:
     """A preprocessed conversation.
 
     Attributes:
-        token_ids: the whole prompt, with one placeholder id for each multimodal embedding.
+        token_ids: with one placeholder id for each multimodal embedding.
         multimodal: ranges of positions that an encoder fills, ascending and apart.
-        audio_tokens: how many of those stand for sound.
-        image_tokens: how many of those stand for images and video frames.
+        image_tokens: placeholders of images and video frames.
         engine_input: the form vLLM takes.
-        opens_thought: whether it ends in a thought, which the answer goes on with.
+        opens_thought: whether it ends in a thought, which the answer continues.
     """
 
     token_ids: list[int]
@@ -104,6 +106,13 @@ class Prompt:
     image_tokens: int
     engine_input: Any = field(repr=False)
     opens_thought: bool = False
+
+
+def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raises InvalidInput, which names `field`: an id is not in the vocabulary."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidInput(field, f"token ids must be 0 to {vocab_size - 1}, not {token_id}")
 
 
 def runs(mask: np.ndarray) -> list[Range]:

@@ -1,5 +1,4 @@
-"""What vLLM's CPU build needs of a machine, looked at before vLLM is imported: that would only warn, and fail later.
-Imports nothing but the standard library."""
+"""What vLLM's CPU build needs of a machine. vLLM itself would only warn, and fail later."""
 
 import ctypes
 import platform

@@ -1,4 +1,4 @@
-"""The streams of `StreamDeltas`: the deltas of many answers on their way to one caller, those of a step together."""
+"""The streams of `StreamDeltas`: the deltas of many answers to one caller, those of a step in one message."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -11,13 +11,11 @@ _MOST_WAITING = 1024
 
 
 class DeltaStreams:
-    """Those that are open at one thinker."""
-
     def __init__(self) -> None:
         self._open: dict[str, _Stream] = {}
 
     async def serve(self, stream_id: str) -> AsyncGenerator[thinker_pb2.StreamDeltasResponse]:
-        """The messages of a stream, which is open until this is closed. Raises InvalidInput."""
+        """The messages of a stream, which is open until this iterator is closed. Raises InvalidInput."""
         if not stream_id:
             raise InvalidInput("stream_id", "is required")
         if stream_id in self._open:
@@ -32,7 +30,7 @@ class DeltaStreams:
             stream.close()
 
     def to(self, destination: thinker_pb2.DeltaDestination) -> "DeltaSink | None":
-        """Takes the deltas of an answer; None where there is no such stream."""
+        """Takes the deltas of an answer; None: there is no such stream."""
         stream = self._open.get(destination.stream_id)
         return None if stream is None else DeltaSink(stream, destination.answer)
 
@@ -53,7 +51,7 @@ class _Stream:
         self._came.set()
 
     async def message(self) -> thinker_pb2.StreamDeltasResponse:
-        """All that waits, once something does. Who waits for it runs after the answers that a step has woken."""
+        """All that waits, once something does. Its caller runs after the answers that a step has woken."""
         await self._came.wait()
         self._came.clear()
         self._room.set()
@@ -66,11 +64,7 @@ class _Stream:
 
 
 class DeltaSink:
-    """One answer's place in a stream.
-
-    Attributes:
-        count: deltas that were put.
-    """
+    """One answer's place in a stream; `count` deltas were put."""
 
     def __init__(self, stream: _Stream, answer: int) -> None:
         self._stream, self._answer, self.count = stream, answer, 0
@@ -84,7 +78,7 @@ class DeltaSink:
 async def redirected(
     responses: AsyncIterator[thinker_pb2.GenerateResponse], sink: DeltaSink | None
 ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
-    """What of an answer stays in its call, where its deltas go to `sink`. Raises Unavailable: that has ended."""
+    """The part of an answer that stays in its call while deltas go to `sink`. Raises Unavailable: that has ended."""
     async for response in responses:
         if sink is not None and response.HasField("delta"):
             await sink.put(response.delta)

@@ -1,6 +1,6 @@
-"""Which device vLLM runs on: one build of it runs on CPUs or on CUDA devices, never on either.
+"""Which device vLLM runs on, and whether FlashInfer can make its kernels here.
 
-FlashInfer comes with the CUDA build as sources; whether it can make its kernels here is told too.
+A build of vLLM runs on CPUs or on CUDA devices, never on either.
 """
 
 import importlib.metadata
@@ -19,10 +19,7 @@ DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
 
 @cache
 def vllm_is_for_cpus() -> bool:
-    """Whether the vLLM that is installed is a CPU build: it stays on the CPU of a machine with GPUs too.
-
-    Does not import vLLM, and asks no CUDA library.
-    """
+    """Whether the installed vLLM is a CPU build. Does not import vLLM, and asks no CUDA library."""
     try:
         return "cpu" in importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
@@ -32,14 +29,13 @@ def vllm_is_for_cpus() -> bool:
 def visible_devices(
     asked: str, tensor_parallel_size: int, *, for_cpus: bool, cuda_devices: int, visible: str | None
 ) -> str | None:
-    """What CUDA_VISIBLE_DEVICES must be for vLLM to run where it was asked to, or None where it may stay as it is.
+    """What CUDA_VISIBLE_DEVICES must be for vLLM to run on the device `asked`; None: it may stay as it is.
 
     Args:
-        asked: the setting `device`: auto, cpu, cuda, or cuda:N, the Nth of the visible ones.
-        tensor_parallel_size: GPUs to split the model over.
+        asked: auto, cpu, cuda, or cuda:N, the Nth of the visible ones.
         for_cpus: whether vLLM is a CPU build.
-        cuda_devices: how many devices are visible.
-        visible: CUDA_VISIBLE_DEVICES as it is; None: not set.
+        cuda_devices: number of visible ones.
+        visible: CUDA_VISIBLE_DEVICES as it is.
 
     Raises:
         ValueError: vLLM cannot run there; names the setting and what to change.
@@ -70,9 +66,9 @@ def visible_devices(
 
 
 def accelerator() -> Accelerator | None:
-    """The first GPU that vLLM will run on, as NVML knows it: CUDA is left to the engine's process. None: a CPU.
+    """The first GPU that vLLM will run on, by NVML: CUDA is left to the engine's process. None: a CPU.
 
-    Imports vLLM: `environment.configure` comes first.
+    Imports vLLM: call `environment.configure` before.
     """
     if vllm_is_for_cpus():
         return None
@@ -88,9 +84,9 @@ def accelerator() -> Accelerator | None:
 
 
 def flashinfer_missing() -> str | None:
-    """What FlashInfer lacks to have kernels, or None where it has them: compiled ones, or the tools to compile them.
+    """What FlashInfer lacks to have kernels; None: it has compiled ones, or the tools to compile them.
 
-    vLLM's samplers (and its attention on sm_100) do not ask: they fail when a kernel is first used.
+    vLLM's samplers, and its attention on sm_100, do not ask: they fail when a kernel is first used.
     """
     if importlib.util.find_spec("flashinfer_jit_cache"):
         return None
@@ -102,7 +98,7 @@ def flashinfer_missing() -> str | None:
 
 
 def nvcc() -> str | None:
-    """Path of the compiler that FlashInfer would run: it looks at no other place. None: there is none."""
+    """Path of the compiler that FlashInfer would run, which looks at no other place."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if not home:
         on_path = shutil.which("nvcc")

@@ -1,4 +1,4 @@
-"""vLLM's AsyncLLM, and the rows of hidden states that come beside its outputs. No gRPC here."""
+"""vLLM's AsyncLLM, and the rows of hidden states beside its outputs."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from services.common.engine.device import log_choices
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
-from services.common.stream.rows import Rows
+from services.common.stream.rows import TOKEN_IDS, Rows
 from services.registry import read_config
 from services.thinker import device, engine_failures, execution
 from services.thinker.config import ThinkerSettings
@@ -22,7 +22,7 @@ from services.thinker.lora import Adapters
 from services.thinker.metrics import EngineStats
 from services.thinker.named_tools import find_parser
 from services.thinker.plugin.row_channel import RowReceiver
-from services.thinker.plugin.rows import Range, RowKind, RowRequest
+from services.thinker.plugin.rows import Range, RowRequest
 from services.thinker.quantization import has_amx, refused_on_cpu
 from services.thinker.recorder import VllmRecorder
 
@@ -39,18 +39,17 @@ HEALTH_PERIOD_S = 0.2
 
 @dataclass(frozen=True)
 class Step:
-    """What one engine step gave a request (or several steps, when the caller was slower than the engine).
+    """What one engine step gave a request, or several steps if the caller was slower than the engine.
 
     Attributes:
         text: new text; what may be the start of a stop string is held back.
-        token_ids: new token ids, an end-of-sequence token included.
-        logprobs: for each of them vLLM's log-probabilities by token id: its own, and those of the alternatives asked
-            for. Empty if none were asked for.
+        token_ids: new ones, an end-of-sequence token included.
+        logprobs: for each of them, by token id: its own, and those of the alternatives; empty unless asked for.
         finish_reason: "stop" or "length" in the last step, else None.
-        prompt_logprobs: the same for each token of the prompt but the first, in the step that has the first new token.
         cached_tokens: prompt tokens whose KV blocks the prefix cache had.
-        scheduled: when the engine began with the request, first_token: when it sampled the first token
-            (time.monotonic() seconds).
+        scheduled, first_token: when the engine began with the request, and sampled the first token: seconds of
+            time.monotonic().
+        prompt_logprobs: as `logprobs`, of the prompt's tokens but the first, in the step of the first new token.
     """
 
     text: str
@@ -65,12 +64,7 @@ class Step:
 
 @dataclass(frozen=True)
 class RowSubscription:
-    """Which rows of a request are wanted, and where they go.
-
-    Attributes:
-        ranges: for each name of rows the ranges of positions.
-        sink: called on the event loop's thread with each piece.
-    """
+    """Wanted ranges of positions by name of the rows; `sink` takes each piece on the event loop's thread."""
 
     ranges: dict[str, list[Range]]
     sink: Callable[[Rows], None]
@@ -80,18 +74,14 @@ class ThinkerEngine:
     """Runs the thinker. Make it with `start`; for one event loop.
 
     Attributes:
-        checkpoint: facts of the model.
-        rows: receives those that requests ask for; its length is the number of requests that do.
-        row_kinds: the rows that can be subscribed to.
+        rows: receives those that requests ask for; its length is the number of these requests.
+        offered_rows: names of the rows that a stream may have.
         dtype: that the model computes in, e.g. "bfloat16".
-        device: kind of device that the model is on.
-        max_context_tokens: longest prompt plus output.
-        kv_block_tokens, kv_blocks: tokens of a block of the KV cache, and its blocks.
-        sampling_defaults: sampling parameters of the checkpoint's generation_config, by vLLM's names.
+        device: kind of device, e.g. "cuda".
+        kv_blocks: of `kv_block_tokens` tokens each.
+        sampling_defaults: the checkpoint's generation_config, by vLLM's names.
         renderer: vLLM's preprocessor of prompts.
-        recorder: of vLLM's profiles.
-        tool_parser: the settings' of vLLM's registry; None: they name none.
-        adapters: those that requests can ask for.
+        tool_parser: the one that the settings name, if any.
     """
 
     def __init__(
@@ -99,7 +89,6 @@ class ThinkerEngine:
         llm: "AsyncLLM",
         checkpoint: ThinkerCheckpoint,
         rows: RowReceiver,
-        row_kinds: Sequence[RowKind],
         resources: contextlib.AsyncExitStack,
         adapters: Adapters,
         tool_parser: "type[ToolParser] | None",
@@ -107,7 +96,8 @@ class ThinkerEngine:
         self.adapters, self.tool_parser = adapters, tool_parser
         self.checkpoint = checkpoint
         self.rows = rows
-        self.row_kinds = row_kinds
+        self.row_kinds = checkpoint.row_kinds()
+        self.offered_rows = [TOKEN_IDS, *(kind.name for kind in self.row_kinds)]
         self.dtype = str(llm.model_config.dtype).removeprefix("torch.")
         self.device: str = llm.vllm_config.device_config.device_type
         self.max_context_tokens: int = llm.model_config.max_model_len
@@ -125,8 +115,8 @@ class ThinkerEngine:
         """Loads the model; the event loop stays free meanwhile.
 
         Raises:
-            ValueError: a path that the settings ask for cannot run on this device, vLLM lacks the parser of tool calls
-                that they name, or its own process failed, with what that failed with.
+            ValueError: the settings cannot run on this device, name an unknown parser of tool calls, or vLLM's process
+                failed, with its error.
             Exception: what vLLM raises when it cannot load or does not fit.
         """
         checkpoint = await asyncio.to_thread(load_checkpoint, settings.model)
@@ -144,8 +134,7 @@ class ThinkerEngine:
                     raise
                 raise ValueError(cause) from error
             adapters = Adapters(llm, settings, checkpoint.folder)
-            kinds = checkpoint.row_kinds()
-            engine = cls(llm, checkpoint, rows, kinds, stack.pop_all(), adapters, tool_parser)
+            engine = cls(llm, checkpoint, rows, stack.pop_all(), adapters, tool_parser)
         try:
             await adapters.load_named()
         except BaseException:
@@ -154,15 +143,13 @@ class ThinkerEngine:
         return engine
 
     async def validate(self, params: "SamplingParams", structure: str | None) -> None:
-        """Checks what vLLM can check before there is a prompt: structured output above all. A grammar may take long to
-        compile, so it is done in a thread.
+        """Checks a request's parameters before there is a prompt. A grammar is compiled in a thread.
 
         Args:
-            params: of a request.
-            structure: the field of `sampling` that says how the output is structured, if one does.
+            structure: the field of `sampling` that structures the output, if one does.
 
         Raises:
-            InvalidInput: names that field, else "sampling", when vLLM refuses the parameters.
+            InvalidInput: vLLM refuses the parameters. Names that field, else "sampling".
         """
         config = self._llm.vllm_config
         checked = (config.model_config, config.speculative_config, config.structured_outputs_config)
@@ -174,7 +161,7 @@ class ThinkerEngine:
         except Exception as error:  # the grammar compilers raise what they like
             raise InvalidInput(f"sampling.{structure}" if structure else "sampling", str(error)) from error
         # vLLM verifies what it is given, too: that would compile the grammar once more, on the event loop.
-        params.verify = _verified  # pyright: ignore[reportAttributeAccessIssue]
+        params.verify = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
 
     async def generate(
         self,
@@ -188,15 +175,11 @@ class ThinkerEngine:
     ) -> AsyncGenerator[Step]:
         """Generates one answer. Closing the iterator aborts the request and frees its KV blocks.
 
-        With a `subscription`, rows may arrive before and after the step that they belong to. All of them have been
-        received when the iterator ends by itself: those of every position but that of the last token, which was never
-        fed.
+        With a `subscription`, rows may arrive before and after their step. When the iterator ends by itself, the rows
+        of all positions have arrived but that of the last token, which was never fed.
 
         Args:
             request_id: for the log.
-            prompt: what is answered.
-            params: how it is sampled.
-            subscription: the rows that are wanted.
             priority: the lower goes first.
             lora: an adapter in use (see `Adapters.use`).
 
@@ -205,48 +188,25 @@ class ThinkerEngine:
             Unavailable: the engine died.
             InternalError: the engine failed at this request.
         """
+        options: dict[str, Any] = {"priority": priority, "lora_request": lora}
+        if self.checkpoint.reasoning:  # a structure is that of what follows the thought
+            options["reasoning_ended"] = not prompt.opens_thought
+        steps = _steps(self._llm.generate(prompt.engine_input, params, request_id, **options), request_id)
         if subscription is None:
-            async for step in self._steps(request_id, prompt, params, priority, lora):
+            async for step in steps:
                 yield step
             return
         rows = RowRequest(next(self._keys), subscription.ranges)
         params.extra_args = rows.to_extra_args()
         with self.rows.deliver(rows.key, subscription.sink) as delivery:
             computed = len(prompt.token_ids) - 1
-            async for step in self._steps(request_id, prompt, params, priority, lora):
+            async for step in steps:
                 computed += len(step.token_ids)
                 yield step
             await delivery.wait(sum(b - a for _, (a, b) in rows.between(0, computed)))
 
-    async def _steps(
-        self,
-        request_id: str,
-        prompt: Prompt,
-        params: "SamplingParams",
-        priority: int,
-        lora: "LoRARequest | None",
-    ) -> AsyncGenerator[Step]:
-        from vllm.exceptions import VLLMClientError
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            options: dict[str, Any] = {"priority": priority, "lora_request": lora}
-            if self.checkpoint.reasoning:  # a structure is that of what follows the thought
-                options["reasoning_ended"] = not prompt.opens_thought
-            async with aclosing(self._llm.generate(prompt.engine_input, params, request_id, **options)) as outputs:
-                async for output in outputs:
-                    yield _step(output)
-        except VLLMClientError as error:
-            raise InvalidInput("sampling", str(error)) from error
-        except EngineDeadError:
-            raise Unavailable("the thinker's engine died; the stage restarts") from None
-        except StageError:
-            raise
-        except Exception as error:
-            raise InternalError(f"the thinker's engine failed at request {request_id}") from error
-
     async def died(self) -> None:
-        """Returns when the engine is dead, or deaf to its own rows."""
+        """Returns when the engine is dead, or receives no rows any more."""
         while not (self._llm.errored or self.rows.failed):  # noqa: ASYNC110  vLLM has no event for it
             await asyncio.sleep(HEALTH_PERIOD_S)
 
@@ -282,8 +242,22 @@ def _load(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, row_address:
     )
 
 
-def _verified(*_: Any) -> None:
-    """Takes the place of `verify` of parameters that have been."""
+async def _steps(outputs: "AsyncGenerator[RequestOutput]", request_id: str) -> AsyncGenerator[Step]:
+    from vllm.exceptions import VLLMClientError
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        async with aclosing(outputs):
+            async for output in outputs:
+                yield _step(output)
+    except VLLMClientError as error:
+        raise InvalidInput("sampling", str(error)) from error
+    except EngineDeadError:
+        raise Unavailable("the thinker's engine died; the stage restarts") from None
+    except StageError:
+        raise
+    except Exception as error:
+        raise InternalError(f"the thinker's engine failed at request {request_id}") from error
 
 
 def _step(output: "RequestOutput") -> Step:

@@ -1,11 +1,10 @@
-"""Why the engine's process failed. vLLM tells the process that started it only that it did ("See root cause above"), so
-each process that vLLM spawns writes its errors to a file in the thinker's directory of temporary files."""
+"""Why the engine's process failed, which vLLM does not tell its parent: each process that vLLM spawns writes its errors
+to a file in the thinker's directory of temporary files."""
 
-import functools
+import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -36,11 +35,8 @@ class _Keeper(logging.Handler):
         self._write(f"{type(error).__name__}: {error}")
 
     def _write(self, text: str) -> None:
-        try:
-            with self._file.open("a") as file:
-                file.write(json.dumps(text) + "\n")
-        except OSError:  # e.g. no room; the log has it all the same
-            return
+        with contextlib.suppress(OSError), self._file.open("a") as file:  # e.g. no room; the log has it all the same
+            file.write(json.dumps(text) + "\n")
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
@@ -51,10 +47,10 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 def keep_errors(with_tracebacks: bool) -> None:
-    """In a process that vLLM has spawned, once its logs are configured: its errors are kept for `cause`.
+    """Keeps the errors of a process that vLLM has spawned for `cause`. Call it once its logs are configured.
 
     Args:
-        with_tracebacks: whether its log has them too.
+        with_tracebacks: whether its log has tracebacks.
     """
     directory = os.environ.get(SCRATCH_DIR)
     keeper = _Keeper(Path(directory, FILE)) if directory else None
@@ -65,33 +61,29 @@ def keep_errors(with_tracebacks: bool) -> None:
             if handler is not keeper:
                 handler.addFilter(_without_traceback)
 
-    def ending_at_once(run: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(run)
-        def wrapped(process: BaseProcess) -> None:
-            status = 0
-            try:
-                run(process)
-            except SystemExit as ended:
-                status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-            except Exception as error:
-                if keeper is not None:
-                    keeper.keep(error)
-                if with_tracebacks:
-                    raise
-                status = 1  # multiprocessing would print the traceback, in no format; the log has the error
-            end_now(status)
+    run = BaseProcess.run
 
-        return wrapped
+    def run_and_end(self: BaseProcess) -> None:
+        status = 0
+        try:
+            run(self)
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except Exception as error:
+            if keeper is not None:
+                keeper.keep(error)
+            if with_tracebacks:
+                raise
+            status = 1  # multiprocessing would print the traceback, in no format; the log has the error
+        end_now(status)
 
-    BaseProcess.run = ending_at_once(BaseProcess.run)
+    BaseProcess.run = run_and_end
 
 
 def cause(directory: Path, error: BaseException) -> str | None:
-    """Why no engine could start, in one sentence, where another process than this one knows it.
+    """Why no engine could start, in one sentence, if another process has kept the reason in `directory`.
 
-    Args:
-        directory: of the thinker's temporary files.
-        error: what vLLM raised here.
+    `error` is what vLLM raised here.
     """
     try:
         kept = [json.loads(line) for line in (directory / FILE).read_text().splitlines()]

@@ -1,7 +1,4 @@
-"""What vLLM's processes find: environment variables, the format of their logs, a directory for temporary files.
-
-vLLM and the hub client read the variables when they are imported, in this process and its children.
-"""
+"""What vLLM's processes find: environment variables, the format of logs, a directory for temporary files."""
 
 import contextlib
 import fcntl
@@ -29,7 +26,7 @@ SCRATCH_PREFIX = "quartet-thinker-"
 
 
 def configure(settings: ThinkerSettings) -> None:
-    """Call before vLLM or transformers is imported. What the operator set stays as it is.
+    """Call before vLLM or transformers is imported: they read the variables then. What the operator set stays as it is.
 
     Raises:
         ValueError: vLLM cannot run on the device that `settings` name, or on this CPU.
@@ -79,10 +76,10 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
 
 
 def cores_of_ranks(cores: Sequence[int], ranks: int) -> str:
-    """The `cores` shared out evenly among the processes that a model on CPUs is split over, as vLLM is told.
+    """The `cores`, shared out evenly among the processes of a model on CPUs, in vLLM's notation.
 
-    Neighbours are together, so that a process stays on one NUMA node where the nodes' cores are numbered in turn.
-    Threads are not bound where there are fewer cores than processes."""
+    Neighbours stay together, as NUMA nodes usually number their cores in turn. Threads are not bound if there are fewer
+    cores than processes."""
     if len(cores) < ranks:
         return "nobind"
     bounds = [len(cores) * rank // ranks for rank in range(ranks + 1)]
@@ -90,16 +87,18 @@ def cores_of_ranks(cores: Sequence[int], ranks: int) -> str:
 
 
 def configure_logs() -> None:
-    """Sends this process's log lines, vLLM's among them, to stderr in Quartet's format: after `configure`, in the
-    thinker's process and in those that vLLM spawns, before vLLM is imported."""
+    """Sends this process's log lines, vLLM's among them, to stderr in Quartet's format.
+
+    Call after `configure` and before vLLM is imported, also in the processes that vLLM spawns.
+    """
     logs.configure(os.environ[_LOG_LEVEL], "thinker")
     logging.getLogger("vllm").setLevel(os.environ[_VLLM_LOG_LEVEL].upper())
 
 
 @contextlib.contextmanager
 def scratch_dir() -> Iterator[Path]:
-    """While the context is open, temporary files of this process and its children go to a directory of their own. It
-    goes with the context, with the engine where this process is killed, and else with the next thinker here."""
+    """Gives temporary files of this process and its children a directory of their own. It is removed with the context;
+    if this process is killed, by the engine, else by the next thinker here."""
     parent = tempfile.gettempdir()
     before = {name: os.environ.get(name) for name in ("TMPDIR", SCRATCH_DIR)}
     path, lock = _make_scratch(Path(parent))
@@ -115,7 +114,7 @@ def scratch_dir() -> Iterator[Path]:
 
 
 def _make_scratch(parent: Path) -> tuple[Path, int]:
-    """A new directory, and the descriptor that keeps it locked; those that nobody holds any more are removed."""
+    """A new directory, and the descriptor that keeps it locked. Removes directories that nobody holds."""
     for orphan in parent.glob(f"{SCRATCH_PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody's
             lock = _lock(orphan, fcntl.LOCK_NB)
@@ -131,10 +130,10 @@ def _make_scratch(parent: Path) -> tuple[Path, int]:
 
 
 def _lock(directory: Path, flags: int = 0) -> int:
-    """A descriptor that holds the lock of `directory` until it is closed, by the end of this process at the latest.
+    """A descriptor that holds the lock of `directory` until it is closed.
 
     Raises:
-        OSError: there is no such directory; with LOCK_NB among the `flags` also: another process holds it.
+        OSError: there is no such directory, or, with LOCK_NB, another process holds the lock.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -1,7 +1,4 @@
-"""Which paths the thinker's computations take, and the settings as vLLM's arguments.
-
-vLLM is told what it would choose otherwise, and what it cannot know.
-"""
+"""Which paths the thinker's computations take, and the settings as vLLM's arguments."""
 
 import importlib.metadata
 import os
@@ -26,7 +23,7 @@ MOST_KV_CACHE_BYTES_ON_CPU, MOST_KV_CACHE_TOKENS_ON_CPU = 1024**3, 65_536
 
 
 def choices(settings: ThinkerSettings, accelerator: Accelerator | None, dtype: str) -> list[Choice]:
-    """Every decision, from settings, device (None: a CPU), dtype ("bfloat16", ...) and what is installed."""
+    """Every decision. `accelerator` None is a CPU; `dtype` is "bfloat16", ..."""
     where, ranks = "GPU" if accelerator else "CPU process", settings.tensor_parallel_size
     split = f"one {where}" if ranks == 1 else f"tensor parallel over {ranks}"
     return [
@@ -78,7 +75,7 @@ def attention(accelerator: Accelerator | None, dtype: str) -> Choice:
 
 
 def forced_attention(accelerator: Accelerator | None, dtype: str) -> str | None:
-    """The backend that vLLM is to take instead of the one it would: it does not ask whether FlashInfer has kernels."""
+    """The backend instead of vLLM's choice, which does not ask whether FlashInfer has kernels; None: vLLM chooses."""
     return "FLASH_ATTN" if _prefers_flashinfer(accelerator, dtype) and device.flashinfer_missing() else None
 
 
@@ -113,8 +110,6 @@ def engine_args(
     """Arguments for AsyncLLM.
 
     Args:
-        settings: the thinker's settings.
-        checkpoint: facts of the model.
         row_address: where the plugin sends rows to.
         accelerator: the first GPU that vLLM will run on; None: it runs on CPUs.
     """
@@ -159,7 +154,6 @@ def engine_args(
 
 
 def _most_media(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> dict[str, Any]:
-    """Of a request, by kind."""
     most = {
         "image": settings.max_images,
         "audio": settings.max_audios + settings.max_videos,  # a video's sound track counts as audio
@@ -178,7 +172,7 @@ def _structured_outputs(checkpoint: ThinkerCheckpoint) -> dict[str, Any]:
 
 
 def _kv_cache_bytes(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> int:
-    """Of a CPU, where no setting says how many."""
+    """The default on a CPU."""
     config = read_config(checkpoint.folder)
     family = family_of(config)
     if not family.has("budget"):

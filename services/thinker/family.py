@@ -1,7 +1,5 @@
-"""What the thinker asks of a model family, and a checkpoint of it as the thinker sees it.
-
-A family that has one has a module `thinker` (see `services.families`) with the names of `ThinkerFamily`. It imports
-neither vLLM nor transformers: those are named in it, and imported where they are needed.
+"""What the thinker asks of a model family: a module `thinker` (see `services.families`) with the names of
+`ThinkerFamily`, which imports neither vLLM nor transformers. And a checkpoint as the thinker sees it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,13 +29,7 @@ class ToolCallMarkers:
 
 @dataclass(frozen=True)
 class ReasoningMarkers:
-    """What stands around that which a model thinks before it answers; each is one token.
-
-    Attributes:
-        opening, closing: their text.
-        opening_id, closing_id: their tokens.
-        vllm_parser: vLLM's reasoning parser that has these, by its name; by it vLLM knows where a structure begins.
-    """
+    """Text and token of the markers around a thought. vLLM finds the end of a thought by its parser `vllm_parser`."""
 
     opening: str
     closing: str
@@ -55,16 +47,15 @@ class ThinkerCheckpoint:
     """What config.json, the tokenizer and the processor say.
 
     Attributes:
-        folder: where the files are; vLLM is given it, and so asks the hub for nothing.
-        dtype: that the weights are stored in, e.g. "bfloat16".
+        folder: vLLM is given it, and so asks the hub for nothing.
+        dtype: of the stored weights, e.g. "bfloat16".
         vocab_size: token ids are below it.
-        hidden_size: elements of a hidden state.
         accept_hidden_layer: layer whose states the talker reads; None: there is no talker.
-        placeholders: the media that the model takes, and the token that stands for each in a prompt.
-        tool_calls: how the model writes calls of tools; None: it has no tools.
-        processor: transformers' processor of the checkpoint: chat template, tokenizer, media processors.
-        system_prompt: what a conversation without a system message begins with; None: what the template begins it with.
-        reasoning: how the model writes thoughts; None: it writes none.
+        placeholders: the media that the model takes, and the token of each in a prompt.
+        tool_calls: None: the model has no tools.
+        processor: transformers' processor.
+        system_prompt: of a conversation without a system message; None: the template's.
+        reasoning: None: the model writes no thoughts.
     """
 
     folder: Path
@@ -79,13 +70,13 @@ class ThinkerCheckpoint:
     reasoning: ReasoningMarkers | None = field(default=None, kw_only=True)
 
     def row_kinds(self) -> tuple[RowKind, ...]:
-        """The rows that are kept of every token and that a stream offers beside the token ids."""
+        """The rows that are kept of every token, and offered beside the token ids."""
         if self.accept_hidden_layer is None:
             return (MROPE_POSITIONS,)
         return RowKind(hidden_states(self.accept_hidden_layer), self.hidden_size), MROPE_POSITIONS
 
     def sound_ids(self, sounds: Sequence[np.ndarray]) -> Sequence[str | None]:
-        """For each sound of a request, (samples) float32, an id by which vLLM's caches know it.
+        """An id for each sound of a request, (samples) float32, in vLLM's caches.
 
         None is vLLM's own id, by content: right unless what is heard of a sound depends on the others.
         """
@@ -97,7 +88,6 @@ class ThinkerCheckpoint:
 
     @property
     def tokenizer(self) -> Any:
-        """The processor's tokenizer."""
         return self.processor.tokenizer
 
     @property
@@ -107,7 +97,7 @@ class ThinkerCheckpoint:
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """Tokens that are no text: they begin and end turns, end answers, and stand for media."""
+        """Tokens that are no text: of turns, ends of answers, and media."""
         added = self.tokenizer.added_tokens_decoder.items()
         return frozenset({token_id for token_id, token in added if token.special} | set(self.placeholders.values()))
 
@@ -120,14 +110,10 @@ class ThinkerFamily(Protocol):
     """The module `thinker` of a family."""
 
     ARCHITECTURES: Mapping[str, str]
-    """For each of vLLM's architectures that config.json may name, the model that runs instead, as MODULE:CLASS."""
+    """MODULE:CLASS that runs instead of each of vLLM's architectures that config.json may name."""
 
     def checkpoint(self, folder: Path, config: dict[str, Any], processor: Any) -> ThinkerCheckpoint:
-        """The checkpoint in `folder`.
-
-        Raises:
-            ValueError: config.json lacks something.
-        """
+        """The checkpoint in `folder`. Raises ValueError: config.json lacks something."""
         ...
 
 

@@ -1,8 +1,9 @@
-"""One call of the thinker: a request is checked, becomes a prompt, and is answered step by step."""
+"""One call of the thinker: the request is checked, becomes a prompt, and is answered."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import stream_pb2, thinker_pb2
@@ -25,52 +26,40 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
+SUBSCRIPTION_TIMEOUT_S = 10.0  # longest wait for the consumer of an output stream
 _ANY_MARKERS = ToolCallMarkers("<tool_call>", "</tool_call>")  # a forced call has none around it
 
 
+@dataclass
 class Generation:
     """One request. Its methods are called in the order in which they stand here.
 
-    Args:
-        engine: generates.
-        preprocessor: makes the prompt.
-        settings: of the stage.
-        start: the request.
-        output: where its rows go; None: nobody reads them.
-        call: its clock and log line.
-        lora: the adapter that it asks for.
-
     Attributes:
-        conversation: what it is about; set by `refuse`.
+        output: where its rows go; None: nobody reads them.
+        conversation: set by `refuse`.
     """
 
-    conversation: Conversation
-    _tools: list[dict[str, Any]]
-    _schema: str | None
-    _prompt: Prompt
-    _selections: Sequence[stream_pb2.RowSelection]
-    _params: "SamplingParams"
-
-    def __init__(
-        self,
-        engine: ThinkerEngine,
-        preprocessor: Preprocessor,
-        settings: ThinkerSettings,
-        start: thinker_pb2.GenerateStart,
-        output: OutputStream | None,
-        call: Call,
-        lora: "LoRARequest | None",
-    ) -> None:
-        self._engine, self._preprocessor, self._settings = engine, preprocessor, settings
-        self._start, self._output, self._call, self._lora = start, output, call, lora
-        self._summary = thinker_pb2.GenerateSummary()
+    engine: ThinkerEngine
+    preprocessor: Preprocessor
+    settings: ThinkerSettings
+    start: thinker_pb2.GenerateStart
+    output: OutputStream | None
+    call: Call
+    lora: "LoRARequest | None"
+    conversation: Conversation = field(init=False)
+    _tools: list[dict[str, Any]] = field(init=False)
+    _schema: str | None = field(init=False)
+    _prompt: Prompt = field(init=False)
+    _selections: Sequence[stream_pb2.RowSelection] = field(init=False, default=())
+    _params: "SamplingParams" = field(init=False)
+    _summary: thinker_pb2.GenerateSummary = field(init=False, default_factory=thinker_pb2.GenerateSummary)
 
     async def refuse(self) -> None:
         """Raises InvalidInput, which names the field: the request cannot be served."""
-        start, engine = self._start, self._engine
-        if start.count_only and self._output is not None:
+        start, engine = self.start, self.engine
+        if start.count_only and self.output is not None:
             raise InvalidInput("output_stream_id", "must be unset with count_only: there is nothing to stream")
-        if start.sampling.HasField("prompt_logprobs") and not self._settings.prompt_logprobs:
+        if start.sampling.HasField("prompt_logprobs") and not self.settings.prompt_logprobs:
             reason = "is for thinkers that were started with --prompt-logprobs=true; leave it out"
             raise InvalidInput("sampling.prompt_logprobs", reason)
         self._tools, self._schema = read_tools(start)
@@ -79,22 +68,22 @@ class Generation:
         vocab_size = engine.checkpoint.vocab_size
         self._params = sampling_params(start.sampling, engine.sampling_defaults, vocab_size, self._schema)
         await engine.validate(self._params, start.sampling.WhichOneof("structure"))
-        self.conversation = read_conversation(start, self._tools, self._settings)
+        self.conversation = read_conversation(start, self._tools, self.settings)
 
     async def prepare(self) -> thinker_pb2.GenerateResponse:
-        """Makes the prompt while the consumer of the output stream, if any, is on its way; returns what it counts."""
-        prompt = asyncio.ensure_future(self._preprocessor.prepare(self.conversation))
-        if self._output is None:
-            self._prompt, self._selections = await prompt, []
+        """Makes the prompt, while the consumer of the output stream subscribes."""
+        prompt = asyncio.ensure_future(self.preprocessor.prepare(self.conversation))
+        if self.output is None:
+            self._prompt = await prompt
         else:
-            selections = asyncio.ensure_future(self._output.subscription(self._settings.subscription_timeout_s))
+            selections = asyncio.ensure_future(self.output.subscription(SUBSCRIPTION_TIMEOUT_S))
             try:
                 self._prompt, self._selections = await asyncio.gather(prompt, selections)
             finally:
                 prompt.cancel()
                 selections.cancel()
         self._summary.prompt_tokens = prompt_tokens = len(self._prompt.token_ids)
-        self._call.set(prompt_tokens=prompt_tokens)
+        self.call.set(prompt_tokens=prompt_tokens)
         return thinker_pb2.GenerateResponse(
             prompt=thinker_pb2.PromptInfo(
                 prompt_tokens=prompt_tokens,
@@ -105,12 +94,12 @@ class Generation:
 
     async def answer(self) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
         """The prompt's log-probabilities, if they are asked for, then a delta for each step."""
-        start, prompt = self._start, self._prompt
+        start, prompt = self.start, self._prompt
         deltas, forwarder = self._writer(), self._forwarder()
-        subscription = forwarder.subscription() if forwarder else None
+        subscription = forwarder.subscription if forwarder else None
         wants_prompt = start.sampling.HasField("prompt_logprobs")
-        answer = self._engine.generate(
-            start.request_id, prompt, self._params, subscription, priority=start.priority, lora=self._lora
+        answer = self.engine.generate(
+            start.request_id, prompt, self._params, subscription, priority=start.priority, lora=self.lora
         )
         async with aclosing(answer) as steps:
             async for step in steps:
@@ -128,16 +117,15 @@ class Generation:
         if forwarder:
             forwarder.finish()
         summary = self._summary
-        self._call.set(cached_tokens=summary.cached_tokens, completion_tokens=summary.completion_tokens)
+        self.call.set(cached_tokens=summary.cached_tokens, completion_tokens=summary.completion_tokens)
 
     def summary(self) -> thinker_pb2.GenerateResponse:
         """The last message."""
-        self._summary.timings.CopyFrom(self._call.timings.to_message())
+        self._summary.timings.CopyFrom(self.call.timings.to_message())
         return thinker_pb2.GenerateResponse(summary=self._summary)
 
     def _writer(self) -> DeltaWriter:
-        """What turns the answer's steps into messages."""
-        start, checkpoint = self._start, self._engine.checkpoint
+        start, checkpoint = self.start, self.engine.checkpoint
         parser = self._tool_parser()
         if isinstance(parser, NamedToolParser) and parser.reads_special_tokens:
             self._params.skip_special_tokens = False
@@ -147,27 +135,27 @@ class Generation:
         return DeltaWriter(checkpoint.tokenizer, top_logprobs, parser, thought)
 
     def _tool_parser(self) -> ToolCallParser | NamedToolParser | None:
-        """What finds calls of the tools in the answer. One that is forced is a JSON object, whatever the parser."""
-        engine, checkpoint, is_forced = self._engine, self._engine.checkpoint, self._schema is not None
+        """What finds calls of the tools in the answer. A forced one is a JSON object, whatever the parser."""
+        engine, checkpoint, is_forced = self.engine, self.engine.checkpoint, self._schema is not None
         if self._tools and engine.tool_parser and not is_forced:
             return NamedToolParser(engine.tool_parser, checkpoint.tokenizer, self._tools)
         markers = checkpoint.tool_calls or (_ANY_MARKERS if is_forced else None)
         return ToolCallParser(markers, is_forced) if self._tools and markers else None
 
     def _forwarder(self) -> RowForwarder | None:
-        if self._output is None:
+        if self.output is None:
             return None
-        checkpoint = self._engine.checkpoint
+        checkpoint = self.engine.checkpoint
         markers = checkpoint.tool_calls if self._tools else None
         opening_id = checkpoint.token_id(markers.opening) if markers else None
-        forwarder = RowForwarder(self._output, self._prompt, self._selections, opening_id)
+        forwarder = RowForwarder(self.output, self._prompt, self._selections, opening_id)
         if self._schema is not None:
             forwarder.close()  # the answer is a call: there is nothing to speak
         return forwarder
 
     def _mark(self, step: Step) -> None:
-        """Takes the engine's own times over: its clock is this host's monotonic one too."""
-        timings = self._call.timings
+        """Takes over the engine's times, which are this host's monotonic clock's."""
+        timings = self.call.timings
         timings.started = timings.started or step.scheduled or None
         timings.prefilled = timings.prefilled or step.first_token or None
         timings.mark_output()
@@ -178,7 +166,6 @@ class Generation:
         if step.finish_reason:
             summary.finish_reason = deltas.finish_reason(step.finish_reason)
             summary.cached_tokens, summary.reasoning_tokens = step.cached_tokens, deltas.reasoning_tokens
-            special_ids, ended = self._engine.checkpoint.special_ids, step.finish_reason == "stop"
+            special_ids, ended = self.engine.checkpoint.special_ids, step.finish_reason == "stop"
             # a call that was forced is sampled without the markers that the template puts around it
-            is_reusable_answer = is_reusable(deltas.token_ids, special_ids, ended)
-            summary.token_ids_reusable = self._schema is None and is_reusable_answer
+            summary.token_ids_reusable = self._schema is None and is_reusable(deltas.token_ids, special_ids, ended)

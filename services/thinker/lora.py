@@ -1,11 +1,11 @@
-"""The adapters (LoRA) of the thinker: which are loaded, and who uses them. No gRPC here."""
+"""The adapters (LoRA) of the thinker: which are loaded, and which are in use."""
 
 import asyncio
 import itertools
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import structlog
 
 from services.common.errors import InvalidInput, NotFound
 from services.thinker.config import ThinkerSettings
-from services.thinker.lora_files import AdapterFiles, read_adapter
+from services.thinker.lora_files import adapter_digest
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -26,32 +26,20 @@ log = structlog.get_logger()
 
 @dataclass(eq=False)
 class Adapter:
-    """A loaded adapter.
-
-    Attributes:
-        name: that requests ask for.
-        files: where it came from.
-        request: by which vLLM knows it.
-        users: requests that run with it.
-    """
+    """A loaded adapter, which `users` requests run with. vLLM knows it by `request`."""
 
     name: str
-    files: AdapterFiles
+    digest: str
     request: "LoRARequest"
-    users: int = field(default=0)
+    users: int = 0
 
 
 class Adapters:
-    """The adapters of one engine.
+    """The adapters of one engine, for the checkpoint in `base`.
 
-    vLLM reads the files of one that it has let go again, in the step that needs it: were they gone, the engine would
-    die. So it never has more than it keeps (`max_cpu_loras`), and one that requests still run with is kept until the
-    last of them has ended.
-
-    Args:
-        llm: the engine.
-        settings: of the stage.
-        base: folder of the checkpoint.
+    vLLM reads an adapter that it has let go from its files again, in the step that needs it; without them the engine
+    would die. So vLLM never has more than it keeps (`max_cpu_loras`), and keeps one until the last request with it has
+    ended.
     """
 
     def __init__(self, llm: "AsyncLLM", settings: ThinkerSettings, base: Path) -> None:
@@ -65,15 +53,11 @@ class Adapters:
 
     @property
     def digests(self) -> dict[str, str]:
-        """By name of those that can be asked for: what their files say, as a digest."""
-        return {name: self._loaded[name].files.digest for name in sorted(self._loaded)}
+        """Digest of each adapter that requests can ask for, by name."""
+        return {name: self._loaded[name].digest for name in sorted(self._loaded)}
 
     async def load_named(self) -> None:
-        """Loads those of the settings.
-
-        Raises:
-            ValueError: one cannot be loaded.
-        """
+        """Loads those of the settings. Raises ValueError: one cannot be loaded."""
         for name, path in self._settings.lora.items():
             try:
                 await self._load(name, Path(path))
@@ -81,10 +65,9 @@ class Adapters:
                 raise ValueError(f"lora {name}: {error.reason}") from error
 
     async def load(self, name: str, path: str) -> bool:
-        """Loads the adapter in the directory `path`, taken from `lora_root`, as `name`. Whether it was not there yet.
+        """Loads the adapter in the directory `path` within `lora_root` as `name`; whether it was not there yet.
 
-        Raises:
-            InvalidInput: names the field.
+        Raises InvalidInput, which names the field.
         """
         root = self._settings.lora_root
         if root is None:
@@ -104,33 +87,33 @@ class Adapters:
             raise InvalidInput("name", f"{name!r} is the model's own")
         async with self._lock:
             try:
-                files = await asyncio.to_thread(read_adapter, folder, self._base, self._on_cpu)
+                digest = await asyncio.to_thread(adapter_digest, folder, self._base, self._on_cpu)
             except (OSError, ValueError) as error:
                 raise InvalidInput("path", str(error)) from error
             if (known := self._loaded.get(name)) is not None:
-                if known.files.digest == files.digest:
+                if known.digest == digest:
                     return False
                 raise InvalidInput("name", f"another adapter is loaded as {name!r}; unload that first")
-            self._loaded[name] = self._returning(name, files) or await self._add(name, files)
-        log.info("adapter loaded", lora=name, digest=files.digest)
+            self._loaded[name] = self._returning(name, digest) or await self._add(name, digest, folder)
+        log.info("adapter loaded", lora=name, digest=digest)
         return True
 
-    def _returning(self, name: str, files: AdapterFiles) -> Adapter | None:
-        """The very adapter, where requests still run with it though it was unloaded."""
+    def _returning(self, name: str, digest: str) -> Adapter | None:
+        """The same adapter, if it was unloaded and requests still run with it."""
         for adapter in self._leaving:
-            if (adapter.name, adapter.files.digest) == (name, files.digest):
+            if (adapter.name, adapter.digest) == (name, digest):
                 self._leaving.remove(adapter)
                 return adapter
         return None
 
-    async def _add(self, name: str, files: AdapterFiles) -> Adapter:
+    async def _add(self, name: str, digest: str, folder: Path) -> Adapter:
         from vllm.lora.request import LoRARequest
 
         most = max(self._settings.max_cpu_loras, self._settings.max_loras)
         if len(self._loaded) + len(self._leaving) >= most:
             raise InvalidInput("name", f"{most} adapters are loaded; unload one, or raise --max-cpu-loras")
         # vLLM's prefix cache goes by this name: with the digest it never takes one adapter's keys for another's.
-        request = LoRARequest(f"{name}@{files.digest}", next(self._numbers), str(files.folder))
+        request = LoRARequest(f"{name}@{digest}", next(self._numbers), str(folder))
         try:
             await self._llm.add_lora(request)
         except BaseException as error:  # vLLM raises what it likes: a rank that is too high, a DoRA
@@ -139,14 +122,10 @@ class Adapters:
             if isinstance(error, Exception):
                 raise InvalidInput("path", f"vLLM cannot load it: {error}") from error
             raise
-        return Adapter(name, files, request)
+        return Adapter(name, digest, request)
 
     def unload(self, name: str) -> None:
-        """Takes no more requests for `name`; those that run end as they would have.
-
-        Raises:
-            NotFound: there is no such adapter.
-        """
+        """Takes no more requests for `name`; running ones go on. Raises NotFound."""
         adapter = self._loaded.pop(name, None)
         if adapter is None:
             raise NotFound(f"there is no adapter {name!r}")
@@ -156,11 +135,7 @@ class Adapters:
 
     @contextmanager
     def use(self, name: str) -> "Iterator[LoRARequest | None]":
-        """The adapter `name` for a request, while that runs; None for "", the model as it is.
-
-        Raises:
-            InvalidInput: there is no such adapter.
-        """
+        """The adapter `name` while a request runs; None for "", the model as it is. Raises InvalidInput."""
         if not name:
             yield None
             return

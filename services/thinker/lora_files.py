@@ -1,13 +1,12 @@
-"""An adapter's files, in the format of the peft library, and whether the thinker can apply all that is in them.
+"""An adapter's files, in the format of the peft library: whether the thinker can apply all that is in them.
 
-vLLM leaves out what it has no place for: such an adapter would be served in part, and nobody told.
+vLLM silently leaves out what it has no place for.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,21 +25,8 @@ TARGETS_ON_CPU = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
 """vLLM's names of the layers above. Its layer of adapted experts is made for GPUs only."""
 
 
-@dataclass(frozen=True)
-class AdapterFiles:
-    """An adapter that can be applied.
-
-    Attributes:
-        folder: has `adapter_config.json` and `adapter_model.safetensors`.
-        digest: of what the files say, hexadecimal.
-    """
-
-    folder: Path
-    digest: str
-
-
-def read_adapter(folder: Path, base: Path, on_cpu: bool) -> AdapterFiles:
-    """Checks the adapter in `folder` for the checkpoint in `base`. Reads all of its bytes.
+def adapter_digest(folder: Path, base: Path, on_cpu: bool) -> str:
+    """Checks the adapter in `folder` for the checkpoint in `base`; returns a hexadecimal digest of its files.
 
     Raises:
         ValueError: it cannot be applied as it is, and why.
@@ -60,7 +46,7 @@ def read_adapter(folder: Path, base: Path, on_cpu: bool) -> AdapterFiles:
     for file in (config, weights):
         with file.open("rb") as stream:
             digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return AdapterFiles(folder, digest.hexdigest()[:16])
+    return digest.hexdigest()[:16]
 
 
 def _ranks(file: Path) -> set[Any]:
@@ -77,7 +63,7 @@ def _ranks(file: Path) -> set[Any]:
 
 
 def _check_ranks(shapes: Mapping[str, tuple[int, ...]], ranks: set[Any]) -> None:
-    """vLLM takes room, and scales, by the ranks that are stated, and does not look for the other half."""
+    """vLLM takes room, and scales, by the stated ranks, and does not look for the other half."""
     for name, shape in shapes.items():
         is_a = name.endswith(".lora_A.weight")
         other = name.replace(".lora_A.", ".lora_B.") if is_a else name.replace(".lora_B.", ".lora_A.")
@@ -109,8 +95,8 @@ def _check_tensors(shapes: Mapping[str, tuple[int, ...]], base: Path, on_cpu: bo
 
 
 def _check_shape(name: str, shape: tuple[int, ...], weight: tuple[int, ...]) -> None:
-    """A smaller one would be copied into a corner of the place for it. Packed weights, whose shapes are others, say
-    nothing: `weight` is () then."""
+    """vLLM would copy a smaller half into a corner of its place. `weight` is () if it is packed: its shape says nothing
+    then."""
     is_a = name.endswith(".lora_A.weight")
     if weight and shape[is_a] != weight[is_a]:
         size = "inputs" if is_a else "outputs"
@@ -118,13 +104,13 @@ def _check_shape(name: str, shape: tuple[int, ...], weight: tuple[int, ...]) -> 
 
 
 def _module(name: str) -> str | None:
-    """The layer that the tensor `name` adapts, as the adapter spells it; None if it is no half of an adapter."""
+    """The layer that a tensor adapts, in the adapter's spelling; None: it is no half of an adapter."""
     match = _TENSOR.fullmatch(name)
     return match["module"].removeprefix(_PREFIX) if match else None
 
 
 def _weights(base: Path, modules: list[str]) -> dict[str, tuple[int, ...]]:
-    """Of those `modules` that the checkpoint in `base` has: the shape of the weight, () where it is packed."""
+    """Shape of the weight of those `modules` that the checkpoint in `base` has, () where it is packed."""
     wanted = {f"thinker.{module.removeprefix('thinker.')}": module for module in modules}
     found: dict[str, tuple[int, ...]] = {}
     for tensor in stored_tensors(base):

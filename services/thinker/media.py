@@ -1,4 +1,7 @@
-"""Decoding of images, audio and video, with limits. Nothing is read but the bytes given (PyAV brings its FFmpeg)."""
+"""Decoding of images, audio and video, with limits. FFmpeg (in PyAV) reads nothing but the bytes given.
+
+What cannot be decoded, or is too large, raises InvalidInput, which names `file.field`.
+"""
 
 import io
 from collections.abc import Callable, Iterator
@@ -9,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from services.common.errors import InvalidInput
-from services.common.media import claimed_wav_s, open_image
+from services.common.image_limits import MIN_IMAGE_SIDE
+from services.common.media import claimed_wav_s, mono_blocks, open_image
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 
@@ -17,50 +21,36 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 CODEC_SLACK_S = 1.0
-"""Encoders fill up their last frame, so a little more may be decoded than the header says."""
+"""Encoders fill up their last frame: more may be decoded than the header says."""
 
 FrameSampler = Callable[[int, float], np.ndarray]
-"""Given the number of frames and the frame rate of a video, the indices of the frames to take, ascending."""
+"""From the number of frames and the frame rate of a video: indices of the frames to take, ascending."""
 
 
 @dataclass(frozen=True)
 class Video:
-    """A decoded video.
-
-    Attributes:
-        frames: (n, height, width, 3) uint8, RGB.
-        sound: (samples) float32, mono, or None without a sound track.
-    """
+    """`frames` are (n, height, width, 3) uint8, RGB; `sound` is (samples) float32, mono, None without a sound track."""
 
     frames: np.ndarray
     sound: np.ndarray | None
 
 
 def decode_image(file: MediaFile, limits: ThinkerSettings) -> "Image":
-    """The image upright in RGB; of an animation the first frame.
-
-    Raises:
-        InvalidInput: names `file.field`, when the file is no image, too large or too small.
-    """
+    """The image upright in RGB; of an animation the first frame."""
     from PIL import ImageOps
 
     with open_image(file.data, file.field) as image:
         width, height = image.size
+        size = f"is {width} x {height}"
         if width * height > limits.max_image_pixels:
-            raise InvalidInput(file.field, f"is {width} x {height}; at most {limits.max_image_pixels} pixels are taken")
-        if min(width, height) < limits.min_image_side:
-            raise InvalidInput(
-                file.field, f"is {width} x {height}; each side must have at least {limits.min_image_side} pixels"
-            )
+            raise InvalidInput(file.field, f"{size}; at most {limits.max_image_pixels} pixels are taken")
+        if min(width, height) < MIN_IMAGE_SIDE:
+            raise InvalidInput(file.field, f"{size}; each side must have at least {MIN_IMAGE_SIDE} pixels")
         return ImageOps.exif_transpose(image).convert("RGB")
 
 
 def decode_audio(file: MediaFile, sample_rate_hz: int, limits: ThinkerSettings) -> np.ndarray:
-    """The file's first audio track: (samples) float32 in -1 to 1, mono (mean of the channels), at `sample_rate_hz`.
-
-    Raises:
-        InvalidInput: names `file.field`, when the file has no audio, or too much of it.
-    """
+    """The file's first audio track: (samples) float32 in -1 to 1, mono (mean of the channels), at `sample_rate_hz`."""
     with _opened(file) as container:
         if not container.streams.audio:
             raise InvalidInput(file.field, "has no audio track")
@@ -68,11 +58,7 @@ def decode_audio(file: MediaFile, sample_rate_hz: int, limits: ThinkerSettings) 
 
 
 def decode_video(file: MediaFile, sample_rate_hz: int, sampler: FrameSampler, limits: ThinkerSettings) -> Video:
-    """The frames that `sampler` picks of the file's first video track, and its sound at `sample_rate_hz`.
-
-    Raises:
-        InvalidInput: names `file.field`, when the file has no video, or too much of it.
-    """
+    """The frames that `sampler` picks of the file's first video track, and its sound at `sample_rate_hz`."""
     with _opened(file) as container:
         if not container.streams.video:
             raise InvalidInput(file.field, "has no video track")
@@ -105,8 +91,7 @@ def decode_video(file: MediaFile, sample_rate_hz: int, sampler: FrameSampler, li
 
 
 def _pick(decoded: Iterator[Any], wanted: np.ndarray) -> list[np.ndarray]:
-    """The frames at the `wanted` indices. Containers may promise more frames than there are: then the last one is
-    repeated, so that the number of frames stays what was asked for."""
+    """The frames at the `wanted` indices. The last frame stands for those that the container promised and lacks."""
     frames: list[np.ndarray] = []
     last = None
     for index, frame in enumerate(decoded):
@@ -123,8 +108,6 @@ def _pick(decoded: Iterator[Any], wanted: np.ndarray) -> list[np.ndarray]:
 def _sound(file: MediaFile, container: Any, sample_rate_hz: int, max_s: float) -> np.ndarray:
     import soxr
 
-    from services.common.media import mono_blocks
-
     stream = container.streams.audio[0]
     _refuse_longer(file, container, stream, max_s)
     blocks: list[np.ndarray] = []
@@ -140,7 +123,7 @@ def _sound(file: MediaFile, container: Any, sample_rate_hz: int, max_s: float) -
 
 
 def _refuse_longer(file: MediaFile, container: Any, stream: Any, max_s: float) -> None:
-    """Refuses by what the header says, before anything is decoded."""
+    """Refuses by the header, before anything is decoded."""
     duration_s = claimed_wav_s(file.data)
     if stream.duration and stream.time_base:
         duration_s = max(duration_s, float(stream.duration * stream.time_base))

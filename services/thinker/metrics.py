@@ -1,4 +1,4 @@
-"""Prometheus metrics that only the thinker has, beside those of `services.common.telemetry.metrics` and vLLM."""
+"""Prometheus metrics that only the thinker has."""
 
 import time
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,13 @@ KV_CACHE_USED = metrics.KV_CACHE_USED.labels("thinker")
 
 
 def kv_cache_usage() -> float:
-    """Part of the KV cache's blocks that were in use when a step last ended, 0 to 1."""
+    """Part of the KV cache's blocks in use when the last step ended, 0 to 1."""
     return next(sample.value for metric in KV_CACHE_USED.collect() for sample in metric.samples)
 
 
 class EngineStats:
-    """Takes the statistics that come with each step's outputs. Called on the event loop; an error here would end the
-    engine's output, so this only copies numbers. It has the methods of vLLM's StatLoggerBase, whose import would be
-    that of vLLM."""
+    """Takes the statistics of each step, on the event loop. An error would end the engine's output. It has the methods
+    of vLLM's StatLoggerBase without importing vLLM."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self._before: float | None = None  # when the last step ended, if requests ran on
@@ -59,8 +58,6 @@ class EngineStats:
             TOKENS.labels("generated").inc(iteration_stats.num_generation_tokens)
             PREEMPTIONS.inc(iteration_stats.num_preempted_reqs)
 
-    def log(self) -> None:
-        """Nothing to say."""
+    def log(self) -> None: ...
 
-    def log_engine_initialized(self) -> None:
-        """Nothing to say."""
+    def log_engine_initialized(self) -> None: ...

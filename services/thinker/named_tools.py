@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def find_parser(name: str, tokenizer: Any) -> "type[ToolParser]":
-    """vLLM's parser `name`.
-
-    Raises:
-        ValueError: there is none, or it cannot do with this tokenizer.
-    """
+    """vLLM's parser `name`. Raises ValueError: there is none, or it does not work with this tokenizer."""
     from vllm.tool_parsers import ToolParserManager
 
     try:
@@ -31,12 +27,7 @@ def find_parser(name: str, tokenizer: Any) -> "type[ToolParser]":
 
 
 class NamedToolParser:
-    """Separates an answer, as it arrives, into text and tool calls, as `services.thinker.tools.ToolCallParser` does.
-
-    Args:
-        parser: of vLLM's registry.
-        tokenizer: the checkpoint's.
-        tools: that may be called, as chat templates take them.
+    """Separates an answer into text and calls of `tools`, as `services.thinker.tools.ToolCallParser` does.
 
     Attributes:
         calls: found so far.
@@ -56,31 +47,23 @@ class NamedToolParser:
         self.reads_special_tokens = not self._request.skip_special_tokens
 
     def feed(self, text: str, token_ids: Sequence[int] = (), is_last: bool = False) -> thinker_pb2.GenerateDelta:
-        """Takes the next piece of the answer, the last one if it `is_last`: the text and the parts of calls that it
-        turned out to be."""
+        """See `ToolCallParser.feed`."""
         delta = thinker_pb2.GenerateDelta()
         if text or token_ids:
             all_text, all_ids = self._text + text, [*self._token_ids, *token_ids]
-            self._add(
-                delta,
-                self._parser.extract_tool_calls_streaming(
-                    self._text, all_text, text, self._token_ids, all_ids, list(token_ids), self._request
-                ),
+            found = self._parser.extract_tool_calls_streaming(
+                self._text, all_text, text, self._token_ids, all_ids, list(token_ids), self._request
             )
+            self._add(delta, found)
             self._text, self._token_ids = all_text, all_ids
-        if is_last:
-            self._finish(delta)
+        if is_last:  # the parser may have held something back
+            if delta.tool_calls and (rest := self._parser.get_remaining_unstreamed_args()):
+                delta.tool_calls[-1].arguments_json += rest
+            if self._parser.engine_based_streaming:
+                self._add(delta, self._parser.finish_streaming())
         return delta
 
-    def _finish(self, delta: thinker_pb2.GenerateDelta) -> None:
-        """What the parser has held back."""
-        if delta.tool_calls and (rest := self._parser.get_remaining_unstreamed_args()):
-            delta.tool_calls[-1].arguments_json += rest
-        if self._parser.engine_based_streaming:
-            self._add(delta, self._parser.finish_streaming())
-
     def _add(self, delta: thinker_pb2.GenerateDelta, found: Any) -> None:
-        """Adds what vLLM's parser found, if anything."""
         if found is None:
             return
         delta.text += found.content or ""

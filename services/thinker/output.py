@@ -1,7 +1,9 @@
-"""An answer on its way out: the engine's steps as messages to the client, and rows of tokens to the talker."""
+"""An answer's way out: the engine's steps as messages to the client, and rows of tokens to the talker."""
 
+import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +15,7 @@ from services.common.stream.rows import TOKEN_IDS, Rows
 from services.thinker.conversation import Prompt
 from services.thinker.engine import RowSubscription, Step
 from services.thinker.named_tools import NamedToolParser
-from services.thinker.plugin.rows import Range, RowKind
+from services.thinker.plugin.rows import Range
 from services.thinker.reasoning import ThoughtParser
 from services.thinker.tools import ToolCallParser
 
@@ -24,23 +26,17 @@ _UNBOUNDED = 2**62
 _PROMPT_TOKENS_A_MESSAGE = 512  # some 0.5 MB with 20 alternatives each
 
 
-def offered_rows(kinds: Iterable[RowKind]) -> list[str]:
-    """Names of the rows that a stream offers of a thinker which keeps `kinds`."""
-    return [TOKEN_IDS, *(kind.name for kind in kinds)]
-
-
 class RowForwarder:
     """Fills `stream` for one request.
 
-    Token ids go out as they are sampled. Rows of output positions are held until the token of their position went
-    out, so that nothing follows the last token that does: a terminating token's rows, and what the engine computed
-    ahead, stay here.
+    Token ids go out as they are sampled. Rows of an output position are held until its token went out: rows of the
+    terminating token, and of what the engine computed ahead, never go.
 
     Args:
-        stream: the consumer's.
-        prompt: what the answer follows.
-        selections: the rows that the consumer wants.
         opening_id: token that opens a call of a tool, which is not spoken; None: there are none.
+
+    Attributes:
+        subscription: what the engine is to send; None: the consumer wants token ids only.
     """
 
     def __init__(
@@ -52,34 +48,16 @@ class RowForwarder:
     ) -> None:
         self._opening_id = opening_id
         self._stream = stream
-        self._prompt = prompt
-        self._selections = selections
         self._end = len(prompt.token_ids)
         self._held: list[Rows] = []
         self._closed = False
+        ranges = {each.name: _ranges(each.positions, prompt) for each in selections if each.name != TOKEN_IDS}
+        self.subscription = RowSubscription(ranges, self._receive) if ranges else None
         stream.start(self._end)
         self._put_tokens(0, prompt.token_ids)
 
-    def subscription(self) -> RowSubscription | None:
-        """What the engine is to send, or None if the consumer wants token ids only."""
-        ranges = {
-            selection.name: self._ranges(selection) for selection in self._selections if selection.name != TOKEN_IDS
-        }
-        return RowSubscription(ranges, self._receive) if ranges else None
-
-    def _ranges(self, selection: stream_pb2.RowSelection) -> list[Range]:
-        prompt_end = len(self._prompt.token_ids)
-        prompt, output = (0, prompt_end), (prompt_end, _UNBOUNDED)
-        ranges = {
-            stream_pb2.POSITIONS_PROMPT_MULTIMODAL: self._prompt.multimodal,
-            stream_pb2.POSITIONS_PROMPT: [prompt],
-            stream_pb2.POSITIONS_OUTPUT: [output],
-        }
-        return ranges.get(selection.positions, [prompt, output])
-
     def add(self, step: Step) -> None:
-        """Passes a step's tokens on: up to a call of a tool, and without the token that ended the answer (an
-        end-of-sequence or stop token, or the one that completed a stop string)."""
+        """Passes a step's tokens on, up to a call of a tool and without the token that ended the answer."""
         token_ids = step.token_ids[:-1] if step.finish_reason == "stop" else step.token_ids
         if self._opening_id in token_ids:
             self._add_tokens(token_ids[: token_ids.index(self._opening_id)])
@@ -101,7 +79,7 @@ class RowForwarder:
         self._closed = True
 
     def finish(self) -> None:
-        """The request is complete, and all of its rows came."""
+        """All rows of the request came."""
         self._stream.finish(self._end)
 
     def _put_tokens(self, first_position: int, token_ids: Sequence[int]) -> None:
@@ -115,31 +93,33 @@ class RowForwarder:
             self._held.append(rows.part(fitting, len(rows.tensor)))
 
 
+def _ranges(positions: stream_pb2.Positions, prompt: Prompt) -> list[Range]:
+    prompt_end = len(prompt.token_ids)
+    of_prompt, of_output = (0, prompt_end), (prompt_end, _UNBOUNDED)
+    ranges = {
+        stream_pb2.POSITIONS_PROMPT_MULTIMODAL: prompt.multimodal,
+        stream_pb2.POSITIONS_PROMPT: [of_prompt],
+        stream_pb2.POSITIONS_OUTPUT: [of_output],
+    }
+    return ranges.get(positions, [of_prompt, of_output])
+
+
+@dataclass
 class DeltaWriter:
     """Turns the steps of one request into messages.
 
-    Args:
-        tokenizer: the checkpoint's, for the text of single tokens.
-        top_logprobs: alternatives to report for each token, or None where no log-probabilities were asked for.
-        tool_calls: finds calls in the text, or None where there are no tools.
-        thought: finds what the model thinks before it answers, or None where it does not.
-
     Attributes:
-        token_ids: all so far.
+        top_logprobs: alternatives to report for each token; None: no log-probabilities were asked for.
+        tool_calls: finds calls in the text; None: there are no tools.
+        thought: finds the thought before the answer; None: the model has none.
+        token_ids: of the answer so far.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        top_logprobs: int | None,
-        tool_calls: ToolCallParser | NamedToolParser | None,
-        thought: ThoughtParser | None = None,
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._top_logprobs = top_logprobs
-        self._tool_calls = tool_calls
-        self._thought = thought
-        self.token_ids: list[int] = []
+    tokenizer: Any
+    top_logprobs: int | None
+    tool_calls: ToolCallParser | NamedToolParser | None
+    thought: ThoughtParser | None = None
+    token_ids: list[int] = field(init=False, default_factory=list)
 
     def prompt(self, token_ids: Sequence[int], step: Step, top: int) -> Iterator[thinker_pb2.PromptLogprobs]:
         """The log-probabilities of the prompt's `token_ids`, with `top` alternatives each, if `step` has them."""
@@ -149,63 +129,55 @@ class DeltaWriter:
             message = thinker_pb2.PromptLogprobs()
             for i in range(begin, min(begin + _PROMPT_TOKENS_A_MESSAGE, len(token_ids))):
                 by_id = step.prompt_logprobs[i - 1] if i else {}
-                best = _best(by_id, top)
-                message.tokens.append(self._logprob(token_ids[i], by_id, best))
+                message.tokens.append(self._logprob(token_ids[i], by_id, top))
             yield message
 
     def delta(self, step: Step) -> thinker_pb2.GenerateDelta:
         """The message for `step`."""
         reasoning, text, token_ids = self._separated(step)
-        parser, is_last = self._tool_calls, step.finish_reason is not None
+        parser, is_last = self.tool_calls, step.finish_reason is not None
         message = parser.feed(text, token_ids, is_last) if parser else thinker_pb2.GenerateDelta(text=text)
         message.reasoning = reasoning
         message.token_ids.extend(step.token_ids)
         self.token_ids += step.token_ids
-        if self._top_logprobs is not None:  # vLLM adds the sampled token to the alternatives where it is not among them
+        if self.top_logprobs is not None:
             for token_id, by_id in zip(step.token_ids, step.logprobs, strict=False):
-                message.logprobs.append(self._logprob(token_id, by_id, _best(by_id, self._top_logprobs)))
+                message.logprobs.append(self._logprob(token_id, by_id, self.top_logprobs))
         return message
 
     def _separated(self, step: Step) -> tuple[str, str, list[int]]:
         """Of the step: (text of the thought, text of the answer, tokens of the answer)."""
-        if self._thought is None:
+        if self.thought is None:
             return "", step.text, step.token_ids
-        reasoning, text, token_ids = self._thought.feed(step.text, step.token_ids)
-        return (reasoning + self._thought.finish() if step.finish_reason else reasoning), text, token_ids
+        reasoning, text, token_ids = self.thought.feed(step.text, step.token_ids)
+        return (reasoning + self.thought.finish() if step.finish_reason else reasoning), text, token_ids
 
     @property
     def has_calls(self) -> bool:
-        """Whether the answer has called a tool so far."""
-        return self._tool_calls is not None and self._tool_calls.calls > 0
+        return self.tool_calls is not None and self.tool_calls.calls > 0
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of the thought so far."""
-        return self._thought.tokens if self._thought else 0
+        return self.thought.tokens if self.thought else 0
 
     def finish_reason(self, reason: str) -> thinker_pb2.FinishReason:
-        """Why the answer ended, given the engine's reason: "stop" or "length"."""
+        """Why the answer ended. `reason` is the engine's, "stop" or "length"."""
         if reason == "stop" and self.has_calls:
             return thinker_pb2.FINISH_REASON_TOOL_CALLS
         return getattr(thinker_pb2, f"FINISH_REASON_{reason.upper()}")
 
-    def _logprob(
-        self, token_id: int, by_id: "Mapping[int, Logprob]", top: Sequence[int] = ()
-    ) -> thinker_pb2.TokenLogprob:
-        token_bytes, own = _token_bytes(self._tokenizer, token_id), by_id.get(token_id)
+    def _logprob(self, token_id: int, by_id: "Mapping[int, Logprob]", alternatives: int) -> thinker_pb2.TokenLogprob:
+        token_bytes, own = _token_bytes(self.tokenizer, token_id), by_id.get(token_id)
+        # vLLM has the sampled token among the alternatives, even if it is less likely than those asked for
+        best = heapq.nsmallest(alternatives, by_id, key=lambda token_id: by_id[token_id].rank or 0)
         return thinker_pb2.TokenLogprob(
             token_id=token_id,
             token=token_bytes.decode(errors="replace"),
             token_bytes=token_bytes,
             logprob=own.logprob if own else math.nan,
             rank=own.rank if own else None,
-            top=[self._logprob(alternative, by_id) for alternative in top],
+            top=[self._logprob(alternative, by_id, 0) for alternative in best],
         )
-
-
-def _best(by_id: "Mapping[int, Logprob]", count: int) -> list[int]:
-    """The `count` most likely of the tokens, best first: vLLM has that which was sampled among them, too."""
-    return sorted(by_id, key=lambda token_id: by_id[token_id].rank or 0)[:count]
 
 
 # A byte-level BPE vocabulary spells bytes as printable characters (GPT-2).

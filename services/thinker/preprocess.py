@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -20,40 +20,17 @@ _NO_TOKEN = -1
 
 
 class Preprocessor:
-    """Makes prompts. Decoding runs in threads of its own, vLLM's multimodal processor in vLLM's thread.
-
-    Args:
-        settings: limits of media, number of threads.
-        engine: has the checkpoint, vLLM's multimodal processor, and the longest context.
-    """
+    """Makes prompts. Decoding runs in threads of its own, vLLM's multimodal processor in vLLM's thread."""
 
     def __init__(self, settings: ThinkerSettings, engine: ThinkerEngine) -> None:
         self._settings = settings
         self._checkpoint = engine.checkpoint
         self._engine = engine
         self._pool = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="preprocess")
-        self._template = ChatTemplate(engine.checkpoint)
+        self.template = ChatTemplate(engine.checkpoint)
 
-    async def tokenize(self, conversation: Conversation, asks: bool) -> list[int]:
-        """Token ids of a conversation without media, up to where an answer begins if it `asks` for one. Raises
-        InvalidInput: it has media, or the chat template refuses it."""
-        if conversation.media:
-            raise InvalidInput(conversation.media[0].field, "media are not counted here; send text")
-        return await self._in_thread(self._template.apply, conversation, asks)
-
-    async def tokens(self, text: str, special: bool) -> list[int]:
-        """Ids of a text, with the `special` ones that the tokenizer puts before it, or without."""
-        return await self._in_thread(self._template.tokens, text, special)
-
-    async def spelled(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each id; U+FFFD where it is not UTF-8 by itself."""
-        return await self._in_thread(self._template.spelled, token_ids)
-
-    async def text(self, token_ids: Sequence[int]) -> str:
-        """Text of ids, special tokens included. Raises InvalidInput: one is not in the vocabulary."""
-        return await self._in_thread(self._template.text, token_ids)
-
-    async def _in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
+    async def in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        """What `call` returns in one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
 
     async def prepare(self, conversation: Conversation) -> Prompt:
@@ -63,9 +40,7 @@ class Preprocessor:
             InvalidInput: names the field: media that cannot be decoded, a conversation that the chat template
                 refuses, or a prompt that leaves no room for an answer.
         """
-        loop = asyncio.get_running_loop()
-        decoding = loop.run_in_executor(self._pool, self._decode, conversation)
-        token_ids, media, options, opens_thought = await decoding
+        token_ids, media, options, opens_thought = await self.in_thread(self._decode, conversation)
         prompt: dict[str, Any] = {"prompt_token_ids": token_ids}
         if media:
             prompt |= {"multi_modal_data": media, "mm_processor_kwargs": options}
@@ -76,14 +51,14 @@ class Preprocessor:
         try:
             engine_input: Any = await self._engine.renderer.process_for_engine_async(prompt, time.time())
         except ValueError as error:  # media of a shape the processor refuses, such as an image of 1 x 300
-            raise InvalidInput(_field(conversation), f"the media cannot be processed: {error}") from error
-        return self._prompt(engine_input, opens_thought, _field(conversation))
+            raise InvalidInput(conversation.field, f"the media cannot be processed: {error}") from error
+        return self._prompt(engine_input, opens_thought, conversation.field)
 
     def _decode(self, conversation: Conversation) -> tuple[list[int], dict[str, list[Any]], dict[str, Any], bool]:
-        """Token ids with one placeholder for each medium, the decoded media by kind, how to process them, and whether
-        the prompt ends in a thought."""
-        token_ids = self._template.apply(conversation)
-        self._refuse_longer(len(token_ids), _field(conversation))
+        """Token ids with one placeholder for each medium, the decoded media by kind, vLLM's options for them, and
+        whether the prompt ends in a thought."""
+        token_ids = self.template.apply(conversation)
+        self._refuse_longer(len(token_ids), conversation.field)
         settings, rate = self._settings, self._checkpoint.sample_rate_hz
         media: dict[str, list[Any]] = {"image": [], "audio": [], "video": []}
         silent: list[MediaFile] = []
@@ -111,7 +86,7 @@ class Preprocessor:
                     )
                 options["use_audio_in_video"] = True
         media["audio"] = [(wave, rate) for wave in media["audio"]]
-        opens_thought = self._template.opens_thought(conversation)
+        opens_thought = self.template.opens_thought(conversation)
         return token_ids, {kind: items for kind, items in media.items() if items}, options, opens_thought
 
     def sample_frames(self, total: int, rate: float) -> np.ndarray:
@@ -145,10 +120,4 @@ class Preprocessor:
             raise ContextTooLong(field, f"the prompt has {tokens} tokens; the limit is {most} with the answer included")
 
     def close(self) -> None:
-        """Ends the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _field(conversation: Conversation) -> str:
-    """What of a request the whole of its prompt is."""
-    return "messages" if conversation.raw is None else "prompt"

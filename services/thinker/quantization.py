@@ -1,4 +1,4 @@
-"""Quantized weights that vLLM has no kernels for on a CPU. On a GPU vLLM says itself what it cannot load."""
+"""Quantized weights that vLLM has no kernels for on a CPU. On a GPU vLLM itself says so."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,18 +12,14 @@ _PACKED = ("awq", "gptq")  # four bits a weight, eight weights in an int32
 
 
 def has_amx() -> bool:
-    """Whether vLLM takes its kernels for AMX here (Sapphire Rapids and newer)."""
+    """Whether vLLM takes its kernels for AMX here."""
     return torch.cpu._is_amx_tile_supported()
 
 
 def refused_on_cpu(config: Mapping[str, Any], folder: Path, dtype: str, amx: bool) -> str | None:
-    """Why a CPU cannot run the thinker of a checkpoint, and what can; None if nothing is known against it.
+    """Why a CPU cannot run the thinker of the checkpoint in `folder`, and what can; None: nothing is known against it.
 
-    Args:
-        config: its config.json.
-        folder: the checkpoint.
-        dtype: that all else of it is computed in.
-        amx: whether the CPU has AMX.
+    `dtype` is that of all that is not quantized.
     """
     quantization = config.get("quantization_config")
     if not quantization:

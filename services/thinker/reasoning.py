@@ -1,4 +1,4 @@
-"""What a model thinks before it answers: finding where the thought ends, in the answer as it arrives."""
+"""A model's thought before its answer."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,9 @@ from services.thinker.family import ReasoningMarkers
 class ThoughtParser:
     """Separates an answer, as it arrives, into the thought at its beginning and the rest.
 
-    Which tokens are thought, their ids say; the text of a token may come later, as what may be the start of a stop
-    string is held back.
+    Ids tell which tokens are thought. Their text may come later, as the engine holds back what may begin a stop string.
 
     Args:
-        markers: what stands around a thought.
         has_begun: the prompt has opened the thought; else the answer has one if its first token opens it.
 
     Attributes:
@@ -57,7 +55,7 @@ class ThoughtParser:
         return rest
 
     def _is_of_thought(self, token_id: int) -> bool:
-        """Whether the next token is of the thought, or one of its markers. Counts it."""
+        """Whether the next token is of the thought or its markers. Counts it."""
         is_first, self._is_first = self._is_first, False
         if is_first and token_id == self._markers.opening_id:
             self._is_thinking = self._in_thought = True
@@ -72,7 +70,7 @@ class ThoughtParser:
         return True
 
     def _drop_opening(self) -> bool:
-        """Takes the opening marker off the text; False while it has not come whole."""
+        """Takes the opening marker off the text; False: it has not come whole."""
         if self._pending.startswith(self._opening):
             self._pending, self._opening = self._pending[len(self._opening) :], ""
         elif not self._opening.startswith(self._pending):

@@ -1,4 +1,4 @@
-"""Profiles of vLLM's engine, by its own profiler: of each of its workers a trace of operators, kernels and steps."""
+"""Profiles of vLLM's engine by its own profiler: a trace of operators, kernels and steps for each worker."""
 
 import tempfile
 import uuid
@@ -14,10 +14,7 @@ _ENDING = ".pt.trace.json.gz"
 
 
 def profiler_config() -> "ProfilerConfig":
-    """What vLLM must be told at its start so that it can be profiled later; until then its profiler is not there.
-
-    Its traces go to the temporary directory that this process has when it is called.
-    """
+    """What vLLM needs at its start to be profiled later. Traces go to the present temporary directory."""
     from vllm.config import ProfilerConfig
 
     return ProfilerConfig(
@@ -34,18 +31,17 @@ def _directory() -> Path:
 
 
 class VllmRecorder:
-    """Records what `llm` does, which was made with `profiler_config`. Use `start` and `stop` in turns."""
+    """Records `llm`, which was made with `profiler_config`. Use `start` and `stop` in turns."""
 
     def __init__(self, llm: "AsyncLLM") -> None:
         self._llm, self._directory, self._prefix = llm, _directory(), ""
 
     async def start(self) -> None:
-        """Begins to record."""
         self._prefix = uuid.uuid4().hex
         await self._llm.start_profile(self._prefix)
 
     async def stop(self, directory: Path) -> Sequence[tuple[str, Path]]:
-        """Ends recording; returns the files, moved to `directory`, and the process of each: "vLLM RANK".
+        """Ends recording; returns the process of each trace, "vLLM RANK", and the file, moved to `directory`.
 
         Raises:
             FileNotFoundError: vLLM wrote none; its log says why.

@@ -9,7 +9,7 @@ from quartet.v1 import media_pb2, thinker_pb2
 from services.common import sampling_limits
 from services.common.errors import InvalidInput, TooManyMedia
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message, RawPrompt
+from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message, RawPrompt, check_token_ids
 from services.thinker.tools import imposed_schema
 
 if TYPE_CHECKING:
@@ -45,40 +45,35 @@ def read_conversation(
 ) -> Conversation:
     """The conversation about `tools`. Media that are not in `start` have `missing_bytes`.
 
-    Raises:
-        InvalidInput: names the field.
+    Raises InvalidInput, which names the field.
     """
-    if start.HasField("prompt"):
-        return Conversation([], use_audio_in_video=start.use_audio_in_video, raw=_raw(start, limits))
-    if not start.messages:
+    raw = _raw(start) if start.HasField("prompt") else None
+    if raw is None and not start.messages:
         raise InvalidInput("messages", "must not be empty")
-    _check_media(_media(start), limits)
     messages = [_message(f"messages[{i}]", message) for i, message in enumerate(start.messages)]
     template_kwargs = _json_object("chat_template_kwargs_json", start.chat_template_kwargs_json or "{}")
     if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
         raise InvalidInput("chat_template_kwargs_json", "may set the template's variables, not the template")
-    return Conversation(messages, tools, start.use_audio_in_video, template_kwargs)
+    conversation = Conversation(messages, tools, start.use_audio_in_video, template_kwargs, raw)
+    _check_media(conversation.media, limits)
+    return conversation
 
 
-def _raw(start: thinker_pb2.GenerateStart, limits: ThinkerSettings) -> RawPrompt:
-    """The prompt itself, with its media."""
+def _raw(start: thinker_pb2.GenerateStart) -> RawPrompt:
     prompt = start.prompt
     for name in ("messages", "tools", "chat_template_kwargs_json"):
         if getattr(start, name):
             raise InvalidInput(name, "cannot be beside a prompt: no chat template is applied")
     if not (prompt.text or prompt.token_ids.ids):
         raise InvalidInput("prompt", "must have a text or token ids")
-    found = [(media.field or f"prompt.media[{i}]", media) for i, media in enumerate(prompt.media)]
-    _check_media(found, limits)
-    return RawPrompt(prompt.text, list(prompt.token_ids.ids), [_file(field, media) for field, media in found])
+    files = [_file(f"prompt.media[{i}]", media) for i, media in enumerate(prompt.media)]
+    return RawPrompt(prompt.text, list(prompt.token_ids.ids), files)
 
 
 def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], str | None]:
-    """The tools that may be called, as chat templates take them; and the JSON schema that the answer must fit, or None
-    where it is free.
+    """The tools that may be called, as chat templates take them; and the JSON schema that the answer must fit, if any.
 
-    Raises:
-        InvalidInput: an unknown mode, a tool without a name, a schema that is no JSON object, or a choice of no tool.
+    Raises InvalidInput, which names the field.
     """
     mode = start.tool_choice.mode
     if mode not in thinker_pb2.ToolChoice.Mode.values():
@@ -94,31 +89,17 @@ def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], 
     return tools if mode != thinker_pb2.ToolChoice.MODE_NONE else [], schema
 
 
-def _media(start: thinker_pb2.GenerateStart) -> list[tuple[str, media_pb2.Media]]:
-    """(field, media) of the messages' parts."""
-    return [
-        (part.media.field or f"messages[{i}].content[{j}]", part.media)
-        for i, message in enumerate(start.messages)
-        for j, part in enumerate(message.content)
-        if part.WhichOneof("content") == "media"
-    ]
-
-
-def _check_media(found: list[tuple[str, media_pb2.Media]], limits: ThinkerSettings) -> None:
-    """Refuses what is too much before any of it is read."""
+def _check_media(files: list[MediaFile], limits: ThinkerSettings) -> None:
+    """Refuses too much before the rest of it is read."""
     most = {"image": limits.max_images, "audio": limits.max_audios, "video": limits.max_videos}
     counts: Counter[MediaKind] = Counter()
     size_bytes = 0
-    for field, media in found:
-        kind = _KINDS.get(media.kind)
-        if kind is None:
-            raise InvalidInput(field, "must state its kind: image, audio or video")
+    for file in files:
+        field, kind = file.field, file.kind
         counts[kind] += 1
         if counts[kind] > most[kind]:
             raise TooManyMedia(field, f"is one {kind} too many; at most {most[kind]} are taken")
-        if not media.data and not media.size_bytes:
-            raise InvalidInput(field, "is empty")
-        size_bytes += len(media.data) or media.size_bytes
+        size_bytes += len(file.data) or file.missing_bytes
         if size_bytes > limits.max_media_bytes:
             raise InvalidInput(field, f"makes the media larger than the {limits.max_media_bytes} bytes that are taken")
 
@@ -147,11 +128,16 @@ def _part(field: str, part: thinker_pb2.ContentPart) -> str | MediaFile:
         return part.text
     if kind is None:
         raise InvalidInput(field, "must have text or media")
-    return _file(part.media.field or field, part.media)
+    return _file(field, part.media)
 
 
 def _file(field: str, media: media_pb2.Media) -> MediaFile:
-    return MediaFile(_KINDS[media.kind], media.data, field, 0 if media.data else media.size_bytes)
+    field, kind = media.field or field, _KINDS.get(media.kind)
+    if kind is None:
+        raise InvalidInput(field, "must state its kind: image, audio or video")
+    if not media.data and not media.size_bytes:
+        raise InvalidInput(field, "is empty")
+    return MediaFile(kind, media.data, field, 0 if media.data else media.size_bytes)
 
 
 def sampling_params(
@@ -160,9 +146,7 @@ def sampling_params(
     """vLLM's parameters for `request`.
 
     Args:
-        request: what the caller set.
-        defaults: the checkpoint's generation_config, by vLLM's names; used where the request is silent.
-        vocab_size: token ids are below it.
+        defaults: the checkpoint's generation_config, by vLLM's names.
         output_schema: JSON schema that the choice of tools imposes, if any.
 
     Raises:
@@ -200,10 +184,8 @@ def _check_sampling(request: thinker_pb2.SamplingParameters, vocab_size: int) ->
         raise InvalidInput("sampling.stop", f"has {len(request.stop)} strings; at most {MAX_STOP_STRINGS} are taken")
     if not all(request.stop):
         raise InvalidInput("sampling.stop", "must not contain an empty string")
-    for name, ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", request.logit_bias)):
-        for token_id in ids:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidInput(f"sampling.{name}", f"token ids must be 0 to {vocab_size - 1}, not {token_id}")
+    check_token_ids("sampling.stop_token_ids", request.stop_token_ids, vocab_size)
+    check_token_ids("sampling.logit_bias", request.logit_bias, vocab_size)
     for token_id, bias in request.logit_bias.items():
         if not -100 <= bias <= 100:
             raise InvalidInput("sampling.logit_bias", f"of token {token_id} must be -100 to 100, not {bias:g}")
@@ -226,7 +208,7 @@ def _structure(request: thinker_pb2.SamplingParameters, output_schema: str | Non
 
 
 def _json_object(field: str, text: str) -> dict[str, Any]:
-    """The JSON object in `text`. Raises InvalidInput, which names `field`, where it is none."""
+    """The JSON object in `text`. Raises InvalidInput, which names `field`."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

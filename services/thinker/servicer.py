@@ -1,4 +1,4 @@
-"""quartet.v1.ThinkerService: messages in, engine calls, messages out; and its start-up: engine, one warm-up request."""
+"""quartet.v1.ThinkerService: messages in, engine calls, messages out; and its start-up."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -7,7 +7,7 @@ from contextlib import aclosing, asynccontextmanager, nullcontext
 import grpc
 
 from quartet.v1 import server_info_pb2, thinker_pb2, thinker_pb2_grpc
-from services.common.errors import StageError, Unavailable
+from services.common.errors import InvalidInput, StageError, Unavailable
 from services.common.rpc.call import serve_call
 from services.common.rpc.requests import first_start, read_bytes
 from services.common.rpc.status import abort
@@ -19,19 +19,15 @@ from services.thinker.engine import ThinkerEngine
 from services.thinker.generation import Generation
 from services.thinker.lora import Adapters
 from services.thinker.metrics import kv_cache_usage
-from services.thinker.output import offered_rows
 from services.thinker.preprocess import Preprocessor
 from services.thinker.request import read_conversation, read_tools, sampling_params
 
-STAGE = "thinker"
 SERVICE_NAME = thinker_pb2.DESCRIPTOR.services_by_name["ThinkerService"].full_name
-# Requests in flight get the engine's own error before the process goes.
-GRACE_S = 0.5
+GRACE_S = 0.5  # requests in flight get the engine's own error before the process goes
 
 
 class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
-    """Serves requests of `stage` with `engine` and `preprocessor`, which are set once they are loaded, before
-    admission opens."""
+    """Serves requests of `stage`. Set `engine` and `preprocessor` before admission opens."""
 
     def __init__(self, settings: ThinkerSettings, stage: Stage) -> None:
         self._settings = settings
@@ -44,9 +40,9 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         self, request_iterator: AsyncIterator[thinker_pb2.GenerateRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[thinker_pb2.GenerateResponse]:
         start = await first_start(request_iterator, context)
-        async with serve_call(STAGE, start.request_id, context, self._stage.admission) as call:
-            hub, rows = self._stage.hub, offered_rows(self.engine.row_kinds)
-            stream = hub.open(start.output_stream_id, rows) if start.output_stream_id else nullcontext()
+        async with serve_call("thinker", start.request_id, context, self._stage.admission) as call:
+            hub, stream_id = self._stage.hub, start.output_stream_id
+            stream = hub.open(stream_id, self.engine.offered_rows) if stream_id else nullcontext()
             with self.engine.adapters.use(start.lora) as lora, stream as output:
                 generation = Generation(self.engine, self.preprocessor, self._settings, start, output, call, lora)
                 async with aclosing(self._generate(generation, request_iterator, start.count_only)) as responses:
@@ -80,15 +76,18 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     ) -> thinker_pb2.TokenizeResponse:
         token_ids, tokens = [], []
         async with self._admitted(context):
+            template, in_thread = self.preprocessor.template, self.preprocessor.in_thread
             if request.messages:
                 start = thinker_pb2.GenerateStart(messages=request.messages, tools=request.tools)
                 start.chat_template_kwargs_json = request.chat_template_kwargs_json
                 tools, _ = read_tools(start)
                 conversation = read_conversation(start, tools, self._settings)
-                token_ids = await self.preprocessor.tokenize(conversation, not request.no_generation_prompt)
+                if conversation.media:
+                    raise InvalidInput(conversation.media[0].field, "media are not counted here; send text")
+                token_ids = await in_thread(template.apply, conversation, not request.no_generation_prompt)
             else:
-                token_ids = await self.preprocessor.tokens(request.text, not request.no_special_tokens)
-            tokens = await self.preprocessor.spelled(token_ids) if request.wants_tokens else []
+                token_ids = await in_thread(template.tokens, request.text, not request.no_special_tokens)
+            tokens = await in_thread(template.spelled, token_ids) if request.wants_tokens else []
         return thinker_pb2.TokenizeResponse(token_ids=token_ids, tokens=tokens)
 
     async def Detokenize(
@@ -96,7 +95,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     ) -> thinker_pb2.DetokenizeResponse:
         text = ""
         async with self._admitted(context):
-            text = await self.preprocessor.text(list(request.token_ids))
+            text = await self.preprocessor.in_thread(self.preprocessor.template.text, list(request.token_ids))
         return thinker_pb2.DetokenizeResponse(text=text)
 
     async def LoadLora(
@@ -116,7 +115,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
 
     @asynccontextmanager
     async def _changing_adapters(self, context: grpc.aio.ServicerContext) -> AsyncGenerator[Adapters]:
-        """The engine's adapters; what they are afterwards is in the stage's ServerInfo."""
+        """The engine's adapters; the stage's ServerInfo follows the change."""
         async with self._admitted(context):
             yield self.engine.adapters
             with self._stage.revising() as info:
@@ -125,7 +124,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
 
     @asynccontextmanager
     async def _admitted(self, context: grpc.aio.ServicerContext) -> AsyncGenerator[None]:
-        """A place of the stage's, for a call that has no use for the engine's steps; its errors are the call's."""
+        """A place of the stage's, for a call without a request id; errors inside become the call's status."""
         try:
             with self._stage.admission.admit():
                 yield
@@ -134,16 +133,11 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
 
 
 def loras(adapters: Adapters) -> list[server_info_pb2.Lora]:
-    """The adapters, as ThinkerInfo has them."""
     return [server_info_pb2.Lora(name=name, digest=digest) for name, digest in adapters.digests.items()]
 
 
 async def serve(stage: Stage, settings: ThinkerSettings) -> None:
-    """Runs the stage until it is told to stop.
-
-    Raises:
-        Exception: the engine cannot start, or died.
-    """
+    """Runs the stage until it is told to stop. Raises if the engine cannot start, or died."""
     servicer = ThinkerServicer(settings, stage)
     thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(servicer, stage.grpc)
 
@@ -162,7 +156,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
             engine.dtype,
             engine.device,
             volatile=("loras",),
-            rows=[server_info_pb2.RowsInfo(name=name) for name in offered_rows(engine.row_kinds)],
+            rows=[server_info_pb2.RowsInfo(name=name) for name in engine.offered_rows],
             thinker=server_info_pb2.ThinkerInfo(
                 max_context_tokens=engine.max_context_tokens,
                 accept_hidden_layer=engine.checkpoint.accept_hidden_layer,
@@ -178,7 +172,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
 
 
 async def _read_media(conversation: Conversation, requests: AsyncIterator[thinker_pb2.GenerateRequest]) -> None:
-    """Fills the files that are not in the start. Raises InvalidInput: the rest of one does not come."""
+    """Fills the files that are not in the start. Raises InvalidInput: the rest does not come."""
     for file in conversation.media:
         if file.missing_bytes:
             file.data = await read_bytes(file.field, file.missing_bytes, requests)

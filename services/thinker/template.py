@@ -1,4 +1,4 @@
-"""From messages to token ids: the chat template, and in it earlier answers as the very ids that were sampled."""
+"""From messages to token ids: the chat template, in which earlier answers are the sampled ids."""
 
 import re
 import secrets
@@ -7,18 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.common.errors import InvalidInput
-from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt
+from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt, check_token_ids
 from services.thinker.family import ThinkerCheckpoint
 
 _AT_A_TIME = 1000  # tokens
 
 
 class ChatTemplate:
-    """Applies a checkpoint's chat template. For any thread.
-
-    Args:
-        checkpoint: has the template and the tokenizer.
-    """
+    """Applies a checkpoint's chat template. For any thread."""
 
     def __init__(self, checkpoint: ThinkerCheckpoint) -> None:
         self._checkpoint = checkpoint
@@ -34,25 +30,22 @@ class ChatTemplate:
             InvalidInput: names the field: token ids that are no answer's, a placeholder in a text, or messages that
                 the template refuses.
         """
-        field = "messages"
-        if conversation.raw is not None:
-            token_ids, field = self._given(conversation.raw), "prompt"
-        else:
-            token_ids = self._templated(conversation, asks)
+        raw = conversation.raw
+        token_ids = self._templated(conversation, asks) if raw is None else self._given(raw)
         for kind, token_id in self._checkpoint.placeholders.items():
             count = sum(file.kind == kind for file in conversation.media)
             if token_ids.count(token_id) != count:
                 token = self._checkpoint.tokenizer.convert_ids_to_tokens(token_id)
                 reason = f"their text must not contain the placeholder {token}"
-                if conversation.raw is not None:
+                if raw is not None:
                     reason = f"must have the placeholder {token} {count} times: once for each {kind}"
-                raise InvalidInput(field, reason)
+                raise InvalidInput(conversation.field, reason)
         return token_ids
 
     def tokens(self, text: str, special: bool) -> list[int]:
         """Ids of a text, with the `special` ones that the tokenizer puts before it, or without."""
         with self._lock:
-            return self._tokens(text, not special)
+            return self._tokens(text, special)
 
     def spelled(self, token_ids: Sequence[int]) -> list[str]:
         """The text of each id; U+FFFD where it is not UTF-8 by itself."""
@@ -64,38 +57,29 @@ class ChatTemplate:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens included. Raises InvalidInput: one is not in the vocabulary."""
-        self._check_ids(token_ids, "token_ids")
+        check_token_ids("token_ids", token_ids, self._checkpoint.vocab_size)
         with self._lock:
             return self._checkpoint.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _given(self, raw: RawPrompt) -> list[int]:
         if raw.token_ids:
-            self._check_ids(raw.token_ids, "prompt.token_ids")
+            check_token_ids("prompt.token_ids", raw.token_ids, self._checkpoint.vocab_size)
             return list(raw.token_ids)
         return self.tokens(raw.text, special=True)
-
-    def _check_ids(self, token_ids: Sequence[int], field: str) -> None:
-        most = self._checkpoint.vocab_size - 1
-        for token_id in token_ids:
-            if not 0 <= token_id <= most:
-                raise InvalidInput(field, f"token ids must be 0 to {most}, not {token_id}")
 
     def _templated(self, conversation: Conversation, asks: bool) -> list[int]:
         try:
             with self._lock:
                 given = [(i, message) for i, message in enumerate(conversation.messages) if message.token_ids]
-                token_ids = self._apply(conversation, {i: self._answer(i, message) for i, message in given}, asks)
+                return self._apply(conversation, {i: self._answer(i, message) for i, message in given}, asks)
         except InvalidInput:
             raise
         except Exception as error:  # a template may raise anything; it ran on the user's input
             raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
-        return token_ids
 
     def opens_thought(self, conversation: Conversation) -> bool:
-        """Whether the prompt of `conversation`, which `apply` takes, ends in a thought.
-
-        What the template writes last is asked, not the whole prompt: a user may write of markers.
-        """
+        """Whether the prompt of `conversation` ends in a thought. Only what the template writes last counts: a user may
+        write markers."""
         markers = self._checkpoint.reasoning
         if markers is None or conversation.raw is not None:
             return False
@@ -106,15 +90,11 @@ class ChatTemplate:
 
     def _answer(self, index: int, message: Message) -> list[int]:
         """The ids of message `index`, without the special token that ended it. Raises InvalidInput."""
-        checkpoint, token_ids = self._checkpoint, message.token_ids
-        if token_ids[-1] in self._special_ids:
-            token_ids = token_ids[:-1]
+        token_ids = message.token_ids[:-1] if message.token_ids[-1] in self._special_ids else message.token_ids
+        check_token_ids(_field(index), token_ids, self._checkpoint.vocab_size)
         for place, token_id in enumerate(token_ids):
-            if not 0 <= token_id < checkpoint.vocab_size:
-                reason = f"token ids must be 0 to {checkpoint.vocab_size - 1}, not {token_id}"
-                raise InvalidInput(_field(index), reason)
             if token_id in self._special_ids:
-                token = checkpoint.tokenizer.convert_ids_to_tokens(token_id)
+                token = self._checkpoint.tokenizer.convert_ids_to_tokens(token_id)
                 raise InvalidInput(_field(index), f"has the special token {token} at {place}; give the content instead")
         return token_ids
 
@@ -140,8 +120,8 @@ class ChatTemplate:
         texts = [first, *rest[1::2]]
         token_ids: list[int] = []
         for i, before in zip(found, texts, strict=False):
-            token_ids += self._tokens(_as_asked(before, opening), bool(token_ids)) + answers[i]
-        return token_ids + self._tokens(texts[-1], bool(token_ids))
+            token_ids += self._tokens(_as_asked(before, opening), not token_ids) + answers[i]
+        return token_ids + self._tokens(texts[-1], not token_ids)
 
     def _render(self, turns: Sequence[dict[str, Any]], conversation: Conversation, asks: bool) -> str:
         """The text, up to where an answer begins if it `asks` for one."""
@@ -155,20 +135,17 @@ class ChatTemplate:
             **conversation.template_kwargs,
         )
 
-    def _tokens(self, text: str, continued: bool) -> list[int]:
-        """Of the prompt's beginning, or of a text within it."""
-        return self._checkpoint.tokenizer(text, add_special_tokens=not continued)["input_ids"]
+    def _tokens(self, text: str, special: bool) -> list[int]:
+        return self._checkpoint.tokenizer(text, add_special_tokens=special)["input_ids"]
 
 
 def is_reusable(token_ids: Sequence[int], special_ids: frozenset[int], has_ended: bool) -> bool:
-    """Whether these ids, all that was sampled of an answer, may stand for it in a later prompt.
+    """Whether all ids sampled of an answer may stand for it in a later prompt.
 
-    They may not where they hold a special token before their end: it would begin another turn, or stand for a medium.
-    Nor where a stop string ended them, or a stop token that is text: the answer is without it.
+    They may not if a special token stands before their end: it would begin another turn, or stand for a medium. Nor if
+    a stop string or a stop token that is text ended them, which the answer does not have.
 
     Args:
-        token_ids: of the answer.
-        special_ids: tokens that are no text.
         has_ended: by its end or a stop, not by its length.
     """
     if has_ended and (not token_ids or token_ids[-1] not in special_ids):
@@ -179,8 +156,7 @@ def is_reusable(token_ids: Sequence[int], special_ids: frozenset[int], has_ended
 def _as_asked(before: str, opening: str) -> str:
     """The text before an answer, as it was when the answer was sampled.
 
-    Templates may begin an earlier answer otherwise than one that is asked for: without the thoughts that were opened,
-    or with empty ones.
+    Templates may begin an earlier answer without the thoughts that were opened, or with empty ones.
 
     Args:
         before: as the template writes it before an earlier answer.
@@ -194,7 +170,6 @@ def _as_asked(before: str, opening: str) -> str:
 
 
 def _to_template(message: Message) -> dict[str, Any]:
-    """`message` in the form chat templates take."""
     content: Any = [
         {"type": part.kind} if isinstance(part, MediaFile) else {"type": "text", "text": part} for part in message.parts
     ]

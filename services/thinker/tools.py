@@ -14,15 +14,9 @@ ToolChoice = thinker_pb2.ToolChoice
 
 
 def imposed_schema(mode: thinker_pb2.ToolChoice.Mode, name: str, tools: Sequence[dict[str, Any]]) -> str | None:
-    """The JSON schema that a choice of tools imposes on the answer, or None where it is free.
+    """The JSON schema that a choice of `tools`, as chat templates take them, imposes on the answer; None: it is free.
 
-    Args:
-        mode: whether a tool is to be called.
-        name: for MODE_FUNCTION: which.
-        tools: as chat templates take them.
-
-    Raises:
-        InvalidInput: there is no such tool.
+    `name` is the tool of MODE_FUNCTION. Raises InvalidInput: there is no such tool.
     """
     if mode not in (ToolChoice.MODE_REQUIRED, ToolChoice.MODE_FUNCTION):
         return None
@@ -53,10 +47,9 @@ _HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_NAME})\s*,\s*"arguments"\s*:\s*(?
 class ToolCallParser:
     """Separates an answer, as it arrives, into text and tool calls `{"name": ..., "arguments": {...}}`.
 
-    A call's arguments are passed on as they arrive. What looks like a call but is none becomes text again.
+    Arguments are passed on as they arrive. What looks like a call but is none becomes text again.
 
     Args:
-        markers: what stands around a call.
         forced: the whole answer is one call, without the markers.
     """
 
@@ -71,8 +64,7 @@ class ToolCallParser:
         self._step = ToolCallParser._read_head if forced else ToolCallParser._read_text
 
     def feed(self, text: str, token_ids: Sequence[int] = (), is_last: bool = False) -> thinker_pb2.GenerateDelta:
-        """Takes the next piece of the answer, the last one if it `is_last`: the text and the parts of calls that it
-        turned out to be."""
+        """Takes the next piece of the answer: the text and the parts of calls that are known by now."""
         self._pending += text
         delta = thinker_pb2.GenerateDelta()
         while self._step(self, delta):
@@ -82,7 +74,7 @@ class ToolCallParser:
         return delta
 
     def _held_back(self) -> str:
-        """What is text after all, as the answer is complete."""
+        """What is text after all, once the answer is complete."""
         rest, self._pending = self._pending, ""
         if self._step in (ToolCallParser._read_arguments, ToolCallParser._read_closing):
             return ""
@@ -142,7 +134,7 @@ class _JsonEnd:
         self._escaped = False
 
     def find(self, text: str) -> int | None:
-        """Index just after the end, or None when `text` (the next piece) does not hold it."""
+        """Index just after the end; None: it is not in `text`, the next piece."""
         for i, character in enumerate(text):
             if self._escaped:
                 self._escaped = False

@@ -1,7 +1,6 @@
 """Cuts of utterances into windows, and the chunk policy with them: steps of given sizes, ends that are windows."""
 
 import pytest
-from pydantic import ValidationError
 
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.family import DecoderSpec
@@ -108,23 +107,19 @@ def test_a_talker_a_little_over_twice_as_fast_as_speech_never_leaves_the_listene
 
 def test_settings_go_before_the_decoders_own_and_faults_name_the_setting():
     assert WindowSettings().over(WINDOWS) == WINDOWS
-    assert WindowSettings("windowed", (12, 24), future=24).over(WINDOWS) == Windows((12, 24), 24, 24)
+    assert WindowSettings("windowed", (12, 24)).over(WINDOWS) == Windows((12, 24), 24, 12)
     assert WindowSettings("whole").over(WINDOWS) == Windows(())
     with pytest.raises(ValueError, match="--decoding whole has no windows"):
-        WindowSettings("whole", past=12).over(WINDOWS)
+        WindowSettings("whole", (12,)).over(WINDOWS)
     with pytest.raises(ValueError, match=r"--window-frames: 24, 13 must be multiples of 12"):
         Windows((24, 13), 12, 12).check(12)
-    with pytest.raises(ValueError, match="--window-future-frames: 6 must be multiples of 12"):
-        Windows((24,), 12, 6).check(12)
     with pytest.raises(ValueError, match="--window-frames: 0 must be at least 12"):
         Windows((0,)).check(12)
 
 
 def test_flags_become_settings():
-    arguments = ["--model", "m", "--window-frames", "24,12,48", "--window-future-frames", "24"]
-    assert Code2WavSettings.load(arguments).windows == WindowSettings(None, (24, 12, 48), None, 24)
+    arguments = ["--model", "m", "--window-frames", "24,12,48"]
+    assert Code2WavSettings.load(arguments).windows == WindowSettings(None, (24, 12, 48))
     assert Code2WavSettings.load(["--model", "m", "--decoding", "whole"]).windows == WindowSettings("whole")
     with pytest.raises(SystemExit, match="window_frames"):
         Code2WavSettings.load(["--model", "m", "--window-frames", "many"])
-    with pytest.raises(ValidationError):
-        Code2WavSettings(model="m", window_past_frames=-1)

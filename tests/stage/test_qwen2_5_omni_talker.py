@@ -11,8 +11,8 @@ import torch
 
 from services.common.errors import InvalidInput
 from services.common.stream.rows import ROPE_POSITIONS, TOKEN_IDS, Rows
+from services.talker.answer import AnswerRows
 from services.talker.engine import TalkerEngine
-from services.talker.inputs import ThinkerInput
 from services.talker.model import load_talker
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
@@ -45,7 +45,7 @@ class Setup:
             CASES[name], MAX_TOKENS, MAX_FRAMES, layers=(self.layer,), use_audio_in_video=heard
         )
 
-    def input(self, name: str, voice: str = "Chelsie") -> ThinkerInput:
+    def input(self, name: str, voice: str = "Chelsie") -> AnswerRows:
         """A collector that has the whole prompt, and no answer yet."""
         assert self.family.thinker_input
         answer, collector = self.answer(name), self.family.thinker_input(voice)
@@ -56,14 +56,14 @@ class Setup:
         collector.add(Rows(f"hidden_states.{self.layer}", 0, answer.hidden_states[self.layer][:prompt]))
         return collector
 
-    def add(self, collector: ThinkerInput, name: str, first: int, end: int) -> None:
+    def add(self, collector: AnswerRows, name: str, first: int, end: int) -> None:
         """Adds tokens `first` to `end` of the answer, and the states of those that have one."""
         answer = self.answer(name)
         prompt, states = len(answer.prompt_ids), answer.hidden_states[self.layer]
         collector.add(Rows(TOKEN_IDS, prompt + first, torch.tensor(answer.token_ids[first:end])))
         collector.add(Rows(f"hidden_states.{self.layer}", prompt + first, states[prompt + first : prompt + end]))
 
-    def submit(self, engine: TalkerEngine, collector: ThinkerInput) -> Speech:
+    def submit(self, engine: TalkerEngine, collector: AnswerRows) -> Speech:
         assert collector.ready
         sampling = resolve(self.model.spec.defaults, temperature=0, max_frames=MAX_FRAMES)
         return engine.submit(SpeechRequest(collector.take_prompt(), collector.take_text(), sampling))

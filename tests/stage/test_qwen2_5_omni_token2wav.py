@@ -32,8 +32,8 @@ from tests.support.stage.replay import ReplayedOps
 
 GUARD_S = 60.0
 CODEBOOK, SAMPLES = 160, 480
-SIZES, PAST, FUTURE = (24, 12, 36), 12, 12
-WINDOWS = WindowSettings("windowed", SIZES, PAST, FUTURE)
+SIZES, PAST, FUTURE = (24, 12, 36), 24, 12
+WINDOWS = WindowSettings("windowed", SIZES)
 
 
 class Reference:
@@ -282,7 +282,7 @@ async def test_codes_that_have_no_embedding_and_too_many_frames_are_refused(refe
 
 def test_replicas_with_other_windows_have_another_digest(reference, windowed):
     settings = Code2WavSettings(model=str(reference.folder))
-    other = reference.decoder(WindowSettings(frames=SIZES, past=PAST, future=24))
+    other = reference.decoder(WindowSettings(frames=(*SIZES, 24)))
     whole = reference.decoder(WindowSettings("whole"))
     infos = [info_of(decoder.spec) for decoder in (windowed, other, whole)]
     responses = [server_info_pb2.GetServerInfoResponse(stage="code2wav", code2wav=info) for info in infos]
@@ -297,7 +297,6 @@ def test_replicas_with_other_windows_have_another_digest(reference, windowed):
     ("windows", "error"),
     [
         (WindowSettings(frames=(24, 20)), "--window-frames: 24, 20 must be multiples of 12"),
-        (WindowSettings(past=6), "--window-past-frames: 6 must be multiples of 12"),
         (WindowSettings("whole", frames=(24,)), "--decoding whole has no windows"),
         (WindowSettings(frames=(12 * 2000,)), "a window has 24036 frames, more than the 16384"),
     ],

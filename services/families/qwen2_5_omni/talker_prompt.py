@@ -32,7 +32,7 @@ class PromptSpec:
 
 
 class AnswerInput(AnswerRows):
-    """A `services.talker.inputs.ThinkerInput`. It speaks the tokens that have a state.
+    """Speaks the tokens that have a state.
 
     As in transformers' `generate`, the last token of an answer cut by its length has none.
     """

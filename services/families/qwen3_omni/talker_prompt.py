@@ -158,7 +158,7 @@ def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec:
 
 
 class AnswerInput(AnswerRows):
-    """A `services.talker.inputs.ThinkerInput`. It keeps only the states of media."""
+    """Keeps only the states of media."""
 
     def __init__(self, spec: PromptSpec, text_vocab: int, speaker: str) -> None:
         super().__init__(spec.states, spec.state_width, stream_pb2.POSITIONS_PROMPT_MULTIMODAL, text_vocab)

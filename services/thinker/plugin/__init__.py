@@ -1,7 +1,6 @@
 """What Quartet adds to vLLM: models that keep hidden states, and a connector that sends them.
 
-Uses only vLLM's plugin APIs (model registry, KV connector). vLLM calls the connector API experimental, so everything
-that depends on it is in this package and pyproject pins vLLM's minor version.
+vLLM calls its connector API experimental: all that depends on it is in this package.
 """
 
 import multiprocessing
@@ -14,7 +13,7 @@ from services.registry import families
 from services.thinker.device import vllm_is_for_cpus
 
 SCRATCH_DIR = "QUARTET_SCRATCH_DIR"
-"""Environment variable: directory of temporary files to remove when the process that made it is gone."""
+"""Environment variable: directory to remove when the process that made it is gone."""
 
 
 def register() -> None:

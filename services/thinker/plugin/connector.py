@@ -1,7 +1,7 @@
-"""A KV connector used for its hooks only: it transfers no keys or values, but rows of the RowStore.
+"""A KV connector, used for its hooks: it transfers no keys or values, but rows of the RowStore.
 
-The scheduler's half knows which positions are computed in a step and which slots they have; the worker's half gathers
-those rows after the forward pass and sends them to the front end.
+The scheduler's half knows the positions of a step and their slots. The worker's half sends their rows after the forward
+pass.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -35,18 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """What the front end tells the plugin, as `kv_connector_extra_config`.
-
-    Attributes:
-        kinds: the rows that are kept of every token.
-        address: ZMQ address of the front end's RowReceiver.
-    """
+    """What the front end tells the plugin, as `kv_connector_extra_config`. `address` is the RowReceiver's."""
 
     kinds: tuple[RowKind, ...]
     address: str
 
     def to_vllm(self) -> KVTransferConfig:
-        """What makes vLLM's engine keep and send these rows."""
         return KVTransferConfig(
             kv_connector=RowConnector.__name__,
             kv_connector_module_path=RowConnector.__module__,
@@ -56,7 +50,7 @@ class PluginSettings:
 
 
 def settings_of(vllm_config: VllmConfig) -> PluginSettings | None:
-    """The plugin's settings, or None where vLLM runs without our connector."""
+    """The plugin's settings; None: vLLM runs without the connector."""
     config = vllm_config.kv_transfer_config
     if config is None or config.kv_connector != RowConnector.__name__:
         return None
@@ -75,7 +69,7 @@ class Gather:
 
 @dataclass
 class StepGathers(KVConnectorMetadata):
-    """From the scheduler's half to the worker's half: by name of the rows."""
+    """From the scheduler's half to the worker's half, by name of the rows."""
 
     gathers: dict[str, list[Gather]] = field(default_factory=dict)
 
@@ -89,8 +83,8 @@ class _Progress:
 class RowConnector(KVConnectorBase_V1, SupportsHMA):
     """Sends the rows that requests ask for in their `extra_args` (see `RowRequest`).
 
-    Each row is sent once, by the first step after which its position is computed. A request that is preempted
-    computes positions again: those are not sent again.
+    Each row is sent once, after the first step that computes its position. A preempted request computes positions
+    again, without sending them.
     """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
@@ -104,7 +98,7 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """False: rows are gathered in the step that computes them, so a preemption loses nothing."""
+        """False: rows are sent in the step that computes them, so a preemption loses nothing."""
         return False
 
     # Scheduler's half

@@ -1,4 +1,4 @@
-"""From the worker that gathers rows to the front end that asked for them, over ZMQ."""
+"""Rows on their way from vLLM's worker to the front end, over ZMQ."""
 
 import asyncio
 import contextlib
@@ -30,16 +30,12 @@ Part = tuple[int, int, int]
 """Key of a request, position of the first row, number of rows."""
 
 _Header = tuple[str, list[Part], str, list[int]]
-"""Of a message: name of the rows, whose they are, their dtype, shape of a row."""
+"""Of a message: name of the rows, their parts, dtype, shape of a row."""
 
 
 class RowSender:
-    """Sends gathered rows from a thread, so that the engine's step waits neither for a copy off the device nor for a
-    socket.
-
-    Args:
-        address: where the front end's RowReceiver listens.
-    """
+    """Sends rows to the RowReceiver at `address` from a thread: the engine's step waits neither for a copy off the
+    device nor for a socket."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -50,12 +46,7 @@ class RowSender:
         self._thread.start()
 
     def send(self, name: str, parts: list[Part], rows: torch.Tensor) -> None:
-        """Sends rows `name`. Returns at once; the tensor must not be written to afterwards.
-
-        Args:
-            parts: whose rows they are, in order.
-            rows: (n, ...) on any device.
-        """
+        """Sends rows `name`, (n, ...) on any device. Returns at once; the tensor must not be written to afterwards."""
         if self._staging is None:
             self._staging = Staging(rows.device)
         self._queue.put((name, parts, *self._staging.to_host(rows)))
@@ -91,7 +82,7 @@ class RowSender:
 
 
 def _split(parts: list[Part], most_rows: int) -> Iterator[tuple[list[Part], int, int]]:
-    """Cuts `parts` into messages of at most `most_rows` rows: their parts, and which of the rows they hold."""
+    """Cuts `parts` into messages of at most `most_rows` rows: (parts, first row, end)."""
     message: list[Part] = []
     first = end = 0
     for key, position, count in parts:
@@ -108,18 +99,14 @@ def _split(parts: list[Part], most_rows: int) -> Iterator[tuple[list[Part], int,
 
 @dataclass
 class Delivery:
-    """Rows of one request on their way to its `sink`. Counts them, so that its end can wait for the last of them."""
+    """Rows of one request on their way to its `sink`, counted."""
 
     sink: Callable[[Rows], None]
     received: int = 0
     more: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def wait(self, expected: int) -> None:
-        """Returns when `expected` rows were received.
-
-        Raises:
-            InternalError: they do not come.
-        """
+        """Returns when `expected` rows were received. Raises InternalError: they do not come."""
         try:
             async with asyncio.timeout(ROWS_TIMEOUT_S):
                 while self.received < expected:
@@ -130,11 +117,7 @@ class Delivery:
 
 
 class RowReceiver:
-    """The front end's end. For the event loop's thread only.
-
-    Attributes:
-        address: where RowSenders connect to.
-    """
+    """The front end's end, at `address`. For the event loop's thread only."""
 
     def __init__(self) -> None:
         self.address = f"ipc://@quartet-{uuid.uuid4()}"  # in the abstract namespace, which leaves no file behind
@@ -147,8 +130,7 @@ class RowReceiver:
 
     @contextlib.contextmanager
     def deliver(self, key: int, sink: Callable[[Rows], None]) -> Iterator[Delivery]:
-        """While the context is open, `sink` gets the rows of request `key`; rows of unknown requests (such as were
-        aborted) are dropped."""
+        """Gives `sink` the rows of request `key` while the context is open. Rows of other requests are dropped."""
         delivery = self._deliveries[key] = Delivery(sink)
         try:
             yield delivery
@@ -160,7 +142,7 @@ class RowReceiver:
 
     @property
     def failed(self) -> bool:
-        """Whether rows are no longer received."""
+        """Whether rows are received no more."""
         return self._task.done()
 
     async def _run(self) -> None:
@@ -178,7 +160,6 @@ class RowReceiver:
                 first += count
 
     async def close(self) -> None:
-        """Stops receiving."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task

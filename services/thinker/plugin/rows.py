@@ -1,4 +1,4 @@
-"""The rows that a thinker keeps of every token: their kinds, where they are kept, and which of them a request wants."""
+"""The rows that a thinker keeps of every token: their kinds, their store, and which of them a request wants."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,25 +15,24 @@ Range = tuple[int, int]
 
 
 def layers_of(kinds: "Iterable[RowKind]") -> tuple[int, ...]:
-    """The layers whose states are among `kinds`, in their order."""
+    """The layers whose states are among `kinds`, in order."""
     return tuple(layer for kind in kinds if (layer := layer_of(kind.name)) is not None)
 
 
 @dataclass(frozen=True)
 class RowKind:
-    """Rows of one name: `width` elements a token, of the model's dtype or of the one stated."""
+    """Rows of one name: `width` elements a token, of `dtype` or else the model's."""
 
     name: str
     width: int
     dtype: str | None = None
 
     def torch_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
-        """Dtype of its elements."""
         return getattr(torch, self.dtype) if self.dtype else model_dtype
 
 
 MROPE_POSITIONS = RowKind(ROPE_POSITIONS, 3, "int32")
-"""Temporal, height and width position of a token, where the model has three."""
+"""Temporal, height and width position of a token."""
 
 
 def row_bytes(kinds: Iterable[RowKind], model_dtype: torch.dtype) -> int:
@@ -44,19 +43,14 @@ def row_bytes(kinds: Iterable[RowKind], model_dtype: torch.dtype) -> int:
 class RowStore:
     """Rows of every token whose keys and values are in the KV cache: one of each kind per KV slot.
 
-    A row is written by the forward pass that fills its slot, and so lives exactly as long as the slot's keys and
-    values: the rows of a prompt that the prefix cache has are here, nothing is recomputed for them.
+    The forward pass that fills a slot writes its row, which so lives as long as the slot's keys and values.
 
     Args:
         num_slots: slots of the KV cache, num_blocks x block_size.
-        kinds: what is kept.
-        model_dtype: dtype of the model.
-        device: where the model is.
 
     Attributes:
-        installed: the store of this process, which is one of vLLM's with one engine in it: the model and the connector
-            of a worker, which vLLM makes apart from each other, share it so. None until the KV cache exists, and where
-            nothing is to be kept.
+        installed: the store of this process, by which a worker's model and connector share it. None: there is no KV
+            cache yet, or nothing to keep.
     """
 
     installed: "ClassVar[RowStore | None]" = None
@@ -74,15 +68,14 @@ class RowStore:
 
     @property
     def size_bytes(self) -> int:
-        """Memory taken."""
         return sum(rows.nbytes for rows in self._by_name.values())
 
     def write(self, slots: torch.Tensor, rows: Sequence[torch.Tensor]) -> None:
-        """Keeps the rows of a batch. No synchronisation and no branch on data: may be captured in a CUDA graph.
+        """Keeps the rows of a batch. Without synchronisation or branches on data, for CUDA graphs.
 
         Args:
-            slots: (n) int64, negative for padding; may be shorter than the batch, what is beyond it is padding.
-            rows: for each kind, in order, (>= n, width).
+            slots: (n) int64, negative for padding. Rows of the batch beyond them are padding, too.
+            rows: (>= n, width) for each kind in order.
         """
         count = slots.shape[0]
         slots = torch.where(slots < 0, self._padding_slot, slots)
@@ -90,7 +83,7 @@ class RowStore:
             kept.index_copy_(0, slots, new[:count].to(kept.dtype))
 
     def read(self, name: str, slots: torch.Tensor) -> torch.Tensor:
-        """Rows `name` of `slots` ((n) int64): (n, width), on the store's device, a copy."""
+        """A copy of the rows `name` of `slots` ((n) int64): (n, width), on the store's device."""
         return self._by_name[name].index_select(0, slots)
 
 
@@ -99,20 +92,19 @@ class RowRequest:
     """What to send of one request.
 
     Attributes:
-        key: the front end's number for the request; vLLM randomises request ids.
-        ranges: for each name of rows the ranges of positions wanted, ascending and apart.
+        key: the front end's number for the request, as vLLM randomises request ids.
+        ranges: wanted positions by name of the rows, ascending and apart.
     """
 
     key: int
     ranges: Mapping[str, list[Range]]
 
     def to_extra_args(self) -> dict[str, Any]:
-        """As `SamplingParams.extra_args`."""
         return {_EXTRA_ARG: asdict(self)}
 
     @classmethod
     def from_extra_args(cls, extra_args: Mapping[str, Any] | None) -> "RowRequest | None":
-        """What the request wants, if it wants rows."""
+        """From `SamplingParams.extra_args`; None: the request wants no rows."""
         wanted = (extra_args or {}).get(_EXTRA_ARG)
         return cls(**wanted) if wanted else None
 
