@@ -58,11 +58,11 @@ class Neighbours:
         self.blocks = blocks
         self._masks: dict[tuple[str, ...], torch.Tensor] = {}
         device = blocks.positions.device
-        frames = torch.arange(sizes.block, device=device)
+        frames = torch.arange(sizes.block_size, device=device)
         own = frames < blocks.lengths[:, None]
         next_lengths = torch.where(blocks.has_after, blocks.lengths[blocks.after], 0)
         self._seen = {
-            "before": blocks.has_before[:, None].expand(-1, sizes.block),
+            "before": blocks.has_before[:, None].expand(-1, sizes.block_size),
             "own": own,
             "after": frames < next_lengths[:, None],
         }

@@ -46,10 +46,10 @@ class MelWindow:
 class _StaticMemory:
     def __init__(self, dit: Dit, rows: int, device: torch.device) -> None:
         sizes = dit.sizes
-        self.x = torch.zeros(rows, sizes.block, sizes.mel_bins, device=device)
-        self.condition = torch.zeros(2, rows, sizes.block, sizes.hidden, device=device)
+        self.x = torch.zeros(rows, sizes.block_size, sizes.mel_dim, device=device)
+        self.condition = torch.zeros(2, rows, sizes.block_size, sizes.hidden_size, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.blocks = Blocks.of([sizes.block] * rows, sizes.block).to(device)
+        self.blocks = Blocks.of([sizes.block_size] * rows, sizes.block_size).to(device)
 
 
 class Flow:
@@ -92,13 +92,13 @@ class Flow:
         """The mel frames of each window, (frames, bins) float32, on the model's device."""
         if not windows:
             return []
-        block, device = self._dit.sizes.block, self._lengths.device
+        block, device = self._dit.sizes.block_size, self._lengths.device
         frames = [len(window.noise) for window in windows]
         least = sum(-(-n // block) for n in frames)
         rows = min((n for n in self._captured if n >= least), default=least)
         blocks = Blocks.of(frames, block, rows).to(device)
-        x = torch.zeros(rows, block, self._dit.sizes.mel_bins, device=device)
-        condition = torch.zeros(2, rows, block, self._dit.sizes.hidden, device=device)
+        x = torch.zeros(rows, block, self._dit.sizes.mel_dim, device=device)
+        condition = torch.zeros(2, rows, block, self._dit.sizes.hidden_size, device=device)
         first = 0
         flat, flat_condition = x.flatten(0, 1), condition.flatten(1, 2)
         places: list[slice] = []
