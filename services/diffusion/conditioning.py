@@ -48,7 +48,7 @@ class Conditioning:
 
 
 def pack(conditioning: Conditioning) -> tuple[bytes, list[torch.Tensor]]:
-    """(layout, tensors): a serialized ConditioningLayout, and the tensors that it names by number, each (rows, width).
+    """A serialized ConditioningLayout, and the tensors that it names by number, each (rows, width).
 
     Raises:
         TypeError: an unknown kind of result.
@@ -80,7 +80,7 @@ def _describe(value: Any, tensors: list[torch.Tensor]) -> encoder_pb2.Conditioni
 
 
 def unpack(layout: bytes, tensor_of: Callable[[int], torch.Tensor], device: torch.device) -> Conditioning:
-    """What `pack` packed, on `device`.
+    """The inverse of `pack`, on `device`.
 
     Args:
         tensor_of: gives the tensor of a number, or raises IndexError.

@@ -26,7 +26,7 @@ class BatchRules:
         ragged: lists of tensors of any lengths, which the model pads.
         padded: sequence of any length -> its mask; padded at the end.
         expanded: one entry for all samples of the call.
-        inert: objects of one request, with a function that says whether they do not matter.
+        inert: objects that do not matter if this function says so.
     """
 
     rows: str = "hidden_states"
@@ -71,13 +71,11 @@ class Family:
         size: default (width, height) in pixels.
         size_multiple: of width and height, in pixels, by the loaded pipeline.
         max_side: most pixels a side, by the loaded pipeline.
-        guidance: the argument for a request's `guidance_scale`.
+        guidance: the argument for `guidance_scale`.
         negative: whether it takes `negative_prompt`.
-        default_negative: the one of a request without.
         tokenizer: the component that counts a prompt's tokens.
         max_prompt_tokens: where the pipeline has no `max_sequence_length`.
         images: most pictures it takes itself.
-        needs_image: whether it takes at least one.
         edit, inpaint: diffusers' classes for that, with the same components.
         min_steps: fewer make no picture: Qwen-Image's schedule divides by zero.
         fps: frames a second.

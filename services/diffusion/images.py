@@ -22,10 +22,10 @@ _MAX_ASPECT_RATIO = 32  # longer to shorter side
 
 
 async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limits: PipelineSettings) -> Files:
-    """The request's files; bytes that `start` does not have come from the messages in `requests`.
+    """The files of `start`; missing bytes come from the messages in `requests`.
 
     Raises:
-        InvalidInput: names the field: too large, of another kind, or bytes that do not come.
+        InvalidInput: names a field that is too large or of another kind, or whose bytes do not come.
     """
     media = [(each.field or f"images[{i}]", each) for i, each in enumerate(start.images)]
     if start.HasField("mask"):
@@ -53,11 +53,7 @@ def decode_files(files: Files, limits: PipelineSettings) -> "tuple[list[Image], 
 
 
 def decode_picture(data: bytes, field: str) -> "Image":
-    """The picture upright in RGB; transparent parts on white; of an animation the first frame.
-
-    Raises:
-        InvalidInput: names `field`, when the file is no picture.
-    """
+    """The picture upright in RGB, on white; of an animation the first frame. Raises InvalidInput with `field`."""
     from PIL import Image
 
     picture = _open(data, field)
@@ -72,7 +68,7 @@ def decode_mask(data: bytes, field: str, of: "Image") -> "Image":
     """The mask of `of` in grey: white where the file is transparent, or without alpha channel where it is white.
 
     Raises:
-        InvalidInput: names `field`, when the file is no picture or of another size.
+        InvalidInput: with `field`: no picture, or another size.
     """
     from PIL import ImageOps
 

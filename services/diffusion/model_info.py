@@ -24,11 +24,7 @@ _OWN_TASKS = {
 
 
 def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.DitInfo:
-    """What requests of these pipelines are checked against, without what the engine adds.
-
-    Raises:
-        ValueError: names a setting that contradicts another or the model.
-    """
+    """What requests are checked against. Raises ValueError, which names a setting that does not fit."""
     family, pipe = models.family, models.pipeline
     call, size, guidance = type(pipe), settings.default_size, settings.default_guidance_scale
     width, height = map(int, size.split("x")) if size else _own_size(pipe, family.size)

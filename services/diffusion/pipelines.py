@@ -42,11 +42,7 @@ class PipelineStopped(BaseException):
 
 
 def find_checkpoint(model: str) -> Path:
-    """The checkpoint's directory on this machine, fetched if need be.
-
-    Raises:
-        ValueError: there is no such diffusers checkpoint.
-    """
+    """The checkpoint's directory, fetched if need be. Raises ValueError: there is no such diffusers checkpoint."""
     if Path(model).is_dir():
         if not (Path(model) / "model_index.json").is_file():
             raise ValueError(f"{model} has no model_index.json: it is no diffusers checkpoint")
@@ -118,8 +114,8 @@ def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
 def own_view(
     pipeline: DiffusionPipeline, conditioning: Conditioning, prepare: Callable[[Any], None] = lambda scheduler: None
 ) -> Iterator[Any]:
-    """`pipeline` for one call: the same models, its encoders' results from `conditioning`, and a scheduler of its own,
-    which `prepare` gets. It is emptied afterwards, as only the garbage collector would free its circles."""
+    """`pipeline` for one call: the same models, results of encoders from `conditioning`, a scheduler of its own, which
+    `prepare` gets. It is emptied afterwards, as it refers to itself."""
     copied: Any = copy.copy(pipeline)
     scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)  # type: ignore[attr-defined]
     prepare(scheduler)
@@ -186,7 +182,7 @@ def without(pipeline: Any, models: dict[str, torch.nn.Module]) -> Iterator[None]
 
 
 def run_on(pipeline: DiffusionPipeline, device: torch.device) -> None:
-    """Fixes the pipeline's device, which it would look up at its first model, perhaps without weights."""
+    """Fixes the pipeline's device, which it would read from its first model, perhaps one without weights."""
     cls = type(pipeline)
     overridden = {"_execution_device": property(lambda self: device), "device": property(lambda self: device)}
     pipeline.__class__ = type(cls.__name__, (cls,), {**overridden, "__module__": cls.__module__})

@@ -36,17 +36,12 @@ class BatchPoint:
 
 
 CacheContext = Callable[[str], AbstractContextManager[Any]]
-"""A pipeline's `cache_context`, which says which of a step's calls this is. Its argument, a prefix of the call's name,
-tells the caches of several pipelines apart."""
+"""A pipeline's `cache_context`. Its argument, a prefix of the call's name, tells several pipelines' caches apart."""
 
 
 @dataclass(frozen=True)
 class ModelCall:
-    """What a stopped pipeline waits for.
-
-    Attributes:
-        key: calls with equal keys can be run as one; None: this one runs alone.
-    """
+    """What a stopped pipeline waits for. Calls with equal keys can be run as one; without a key it runs alone."""
 
     point: BatchPoint
     arguments: Arguments
@@ -121,7 +116,7 @@ def install(pipeline: DiffusionPipeline) -> None:
 
 
 def _plain_decode(decode: Callable[..., Any]) -> Callable[..., Any]:
-    """`decode` with the signature that diffusers' decorator hides. No VAE here draws from `generator`."""
+    """`decode` with the signature that a decorator hides. No VAE here draws from `generator`."""
 
     def plain(z: torch.Tensor, return_dict: bool = True, generator: Any = None) -> Any:
         return decode(z, return_dict=return_dict)

@@ -63,7 +63,7 @@ class DitEngine(ThreadedEngine):
         return output
 
     def cancel(self, output: Output) -> None:
-        """Gives it up; its memory is free at the next step."""
+        """Frees its memory at the next step."""
         output.cancelled = True
         self._inbox.put(None)
 
@@ -83,7 +83,7 @@ class DitEngine(ThreadedEngine):
             self._advance(self._next())
 
     def _take_in(self, block: bool) -> None:
-        """Reads the inbox; with `block` waits for something in it."""
+        """Reads the inbox."""
         while block or not self._inbox.empty():
             entry = self._inbox.get()
             block = False
@@ -116,7 +116,7 @@ class DitEngine(ThreadedEngine):
         )
 
     def _advance(self, output: Output) -> None:
-        """Starts `output`, or runs its call together with like ones."""
+        """Starts `output`, or runs its call with like ones."""
         call, level_s = output.call, output.virtual_time_s
         self._used = output.waits_for
         if call is None:
@@ -149,7 +149,7 @@ class DitEngine(ThreadedEngine):
                 self._resume(member, result)
 
     def _results(self, batch: list[Output]) -> list[Any]:
-        """The result of each output's call; None for one that has failed."""
+        """The result of each output's call; None for a failed one."""
         try:
             return self._compute(batch)
         except Exception as error:

@@ -1,6 +1,4 @@
-"""The checkpoint's pipelines as the settings want them, loaded with diffusers' own options, and what has to be switched
-between two requests' calls.
-"""
+"""The checkpoint's pipelines, loaded with diffusers' options, and what is switched between two requests' calls."""
 
 import contextlib
 import functools
@@ -48,7 +46,6 @@ class Models(Pipelines):
         only_denoisers: no other model has weights.
 
     Attributes:
-        info: this stage's part of the server info.
         denoisers: the models that are called at each step.
         dtype: of the first of them.
         one_at_a_time: whether calling another model takes loading it.
@@ -74,27 +71,19 @@ class Models(Pipelines):
         self.dtype: torch.dtype = self.denoisers[0].dtype
 
     def watch(self, failed: Callable[[Exception], object], give_up: Callable[[Exception], object]) -> None:
-        """Names what is called, in any thread, if the models are lost.
-
-        Args:
-            failed: called at once.
-            give_up: called if `close` was not called within some seconds after that.
-        """
+        """If the models are lost, `failed` is called at once, and `give_up` if `close` is not called within seconds. In
+        any thread."""
 
     def close(self) -> None:
         """Ends other processes, if there are any."""
 
     def run(self, point: BatchPoint, arguments: Arguments, loras: Loras) -> Any:
-        """Calls the point's function, with the adapters that `set_up` has turned on.
-
-        Raises:
-            ModelsLost: this call, or an earlier one, found that.
-        """
+        """Calls the point's function, with the adapters that `set_up` has turned on. May raise ModelsLost."""
         return point.run(arguments)
 
     @contextlib.contextmanager
     def set_up(self, loras: Loras, owner: Any = None, call: ModelCall | None = None) -> Iterator[None]:
-        """The adapters `loras`, and for `call` the cache of `owner`, while inside."""
+        """Turns on the adapters `loras`, and for `call` the cache of `owner`."""
         self._use(loras)
         if call is not None and call.context is not None and self._cached:
             with call.context(f"{id(owner)}/"):
@@ -127,11 +116,7 @@ class Models(Pipelines):
 
 
 def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipeline:
-    """The pipeline that the checkpoint's model_index.json names, ready on its device.
-
-    Raises:
-        ValueError: no such checkpoint, or options that the model or the machine does not have.
-    """
+    """The checkpoint's pipeline, ready on its device. Raises ValueError, as `Models`."""
     folder = find_checkpoint(settings.model)
     dtype = checkpoint_dtype(folder, settings.dtype)
     device = engine_device(settings.device)
@@ -201,22 +186,20 @@ def _place(pipeline: Any, device: torch.device, offload: str) -> None:
 
 
 def supports_caches(pipeline: Any) -> bool:
-    """Whether the pipeline says which of a step's calls is which: caches keep a state for each."""
+    """Whether the pipeline tells a step's calls apart, as caches need."""
     return "cache_context(" in inspect.getsource(type(pipeline).__call__)
 
 
 def offload_models(pipeline: Any, device: torch.device) -> None:
     """Keeps the models of `pipeline` on the CPU, but for the one that was called last: that is on `device`.
 
-    diffusers' hooks send away the model that stands before the called one in the pipeline's order. That is enough for
-    one output after the other. Here a prompt may be read while another output denoises, and two transformers may take
-    turns.
+    diffusers' hooks send away the model before the called one in the pipeline's order. Here outputs call models in any
+    order.
     """
     pipeline.enable_model_cpu_offload(device=device)
     here: UserCpuOffloadHook | None = None
 
     def take_place(hook: UserCpuOffloadHook, bring: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What accelerate is to run before a call of the hook's model."""
         nonlocal here
         if here is not None and here is not hook:
             here.offload()

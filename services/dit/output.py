@@ -68,8 +68,8 @@ class Output:
     """An output in the engine. All but `cancelled` belongs to the engine's thread.
 
     Attributes:
-        virtual_time_s: engine time spent on it, its share of shared steps; it starts at the least of the others'.
-        deferred_s: engine time spent on it that is not in virtual_time_s yet.
+        virtual_time_s: its share of engine time; it starts at the least of the others'.
+        deferred_s: engine time that is not in virtual_time_s yet.
         batch: outputs that shared its latest denoising call.
     """
 
@@ -83,7 +83,7 @@ class Output:
     task: PipelineTask | None = None
 
     def begin(self) -> None:
-        """Makes the task, a greenlet, which belongs to the calling thread."""
+        """Makes the task, whose greenlet belongs to the calling thread."""
         self.task = PipelineTask(self._make)
 
     def end(self) -> None:
@@ -94,12 +94,11 @@ class Output:
 
     @property
     def call(self) -> ModelCall | None:
-        """What the pipeline waits for; None before its start and after its end."""
+        """What the pipeline waits for, if it has begun."""
         return self.task.call if self.task is not None else None
 
     @property
     def waits_for(self) -> str | None:
-        """Name of that call's function; None before the start, which reads the prompt."""
         return self.call.point.name if self.call is not None else None
 
     def _make(self) -> Done:
@@ -114,7 +113,7 @@ class Output:
         return _to_tensor(result[self.spec.result][0])
 
     def _follow(self, scheduler: Any) -> None:
-        """Counts the steps of `scheduler`, reports them and makes previews."""
+        """Makes `scheduler` report its steps and make previews."""
         step = scheduler.step
 
         @functools.wraps(step)  # pipelines look at its signature
@@ -175,5 +174,4 @@ def _shrink(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _to_bytes(pixels: torch.Tensor) -> torch.Tensor:
-    """0 to 1 as 8 bit."""
     return (pixels * 255).round().clamp(0, 255).to(torch.uint8)

@@ -42,7 +42,7 @@ class GroupFailed(ModelsLost):
 class Group:
     """Ranks 1 and up, on this machine. A process can be in one group at a time.
 
-    A rank says None through its pipe when it has loaded, when it has joined and after each call, or what went wrong.
+    Through its pipe a rank sends None when it has loaded, when it has joined and after each call, or what went wrong.
     Rank 0 sends it calls (`worker.send_call`), and None to end it.
 
     Raises:
@@ -78,11 +78,7 @@ class Group:
         self._pipes.append(pipe)
 
     def join(self, denoisers: list[Any]) -> None:
-        """Waits for the others, and makes `denoisers` parts of all ranks'.
-
-        Raises:
-            GroupFailed: one of them could not start.
-        """
+        """Makes `denoisers` parts of all ranks'. Blocks; raises GroupFailed if a rank could not start."""
         self._agree()
         join(self._settings, 0, self._store, denoisers)
         self._agree()
@@ -97,7 +93,7 @@ class Group:
             failed(failure)
 
     def run(self, name: str, arguments: dict[str, Any], loras: Any, forward: Callable[[], Any]) -> Any:
-        """`forward()`, which calls the denoiser `name` with `arguments` and the adapters `loras`, in all ranks.
+        """`forward()`, while the other ranks call the denoiser `name` with `arguments` and the adapters `loras`.
 
         Raises:
             GroupFailed: now or before.
@@ -128,7 +124,6 @@ class Group:
         raise error
 
     def close(self) -> None:
-        """Ends the others."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -153,7 +148,6 @@ class Group:
             raise self._fail(f"could not start: {failed[0]}")
 
     def _collect(self, timeout_s: float, error: Exception | None = None) -> list[str | None]:
-        """A reply of each."""
         replies = []
         while len(replies) < len(self.processes):
             try:
@@ -166,7 +160,7 @@ class Group:
         return replies
 
     def _listen(self) -> None:
-        """Runs in a thread of its own: an engine that waits for a rank's part does not see the rank's error."""
+        """In a thread of its own, as an engine that waits for a rank's part does not see the rank's error."""
         open_pipes = list(self._pipes)
         while open_pipes:
             for pipe in connections.wait(open_pipes):

@@ -24,11 +24,7 @@ GROUP_TIMEOUT_S = 60.0  # for what ranks do at about the same time, so only an e
 
 
 def check(settings: DitSettings, folder: Path) -> None:
-    """Refuses `settings` that the checkpoint in `folder` or this machine cannot follow.
-
-    Raises:
-        ValueError: says why.
-    """
+    """Raises ValueError if the checkpoint in `folder` or this machine does not fit `settings`."""
     asked, size, degrees = settings.parallelism, settings.parallel_devices, settings.context_parallel
     index = json.loads((folder / "model_index.json").read_text())
     for name in DENOISERS:
@@ -56,10 +52,9 @@ def check(settings: DitSettings, folder: Path) -> None:
 
 
 def join(settings: DitSettings, rank: int, store: Path, denoisers: list[Any]) -> None:
-    """Makes this process `rank` of the group, and `denoisers` parts of those of all ranks. Blocks until all have come.
+    """Makes this process `rank` of the group, and `denoisers` parts of all ranks'. Blocks until all have come.
 
     Args:
-        settings: of this rank.
         store: a file that does not exist; the same for all ranks, which are on one machine.
 
     Raises:

@@ -1,5 +1,4 @@
-"""What the processes of the other ranks run, and how rank 0's calls get there: their structure through a pipe, their
-tensors by broadcast between devices."""
+"""The processes of the other ranks. Rank 0's calls come through a pipe, their tensors by broadcast between devices."""
 
 import io
 import pickle
@@ -21,7 +20,7 @@ from services.dit.context_parallel.ranks import join
 from services.dit.models import Models
 
 TensorHeader = tuple[torch.dtype, torch.Size, str]
-"""Of a tensor: dtype, shape, type of its device."""
+"""Dtype, shape, type of device."""
 
 log = structlog.get_logger()
 
@@ -51,11 +50,7 @@ class _Unpacker(pickle.Unpickler):
 
 
 def pack_call(value: Any) -> tuple[bytes, list[torch.Tensor]]:
-    """`value`, which may hold tensors anywhere, for `send_call`.
-
-    Raises:
-        Exception: it holds what no other process can have.
-    """
+    """(pickle, tensors) of `value`, which may hold tensors anywhere. Raises what pickle raises."""
     file = io.BytesIO()
     packer = _Packer(file)
     packer.dump(value)
@@ -63,11 +58,7 @@ def pack_call(value: Any) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def send_call(packed: tuple[bytes, list[torch.Tensor]], connections: Sequence[Connection]) -> None:
-    """Sends a call to the processes at the other ends. For rank 0.
-
-    Raises:
-        OSError, RuntimeError: one of them is gone.
-    """
+    """Sends a call of rank 0. Raises OSError or RuntimeError if a rank is gone."""
     structure, tensors = packed
     headers: list[TensorHeader] = [(t.dtype, t.shape, t.device.type) for t in tensors]
     for connection in connections:
@@ -77,8 +68,7 @@ def send_call(packed: tuple[bytes, list[torch.Tensor]], connections: Sequence[Co
 
 
 def receive_call(message: tuple[bytes, list[TensorHeader]], device: torch.device) -> Any:
-    """What rank 0 packed, from the pipe's `message`; tensors that rank 0 has on the CPU come to the CPU, others to
-    `device`."""
+    """What rank 0 packed. Tensors that rank 0 has on the CPU come to the CPU, others to `device`."""
     structure, headers = message
     tensors = [
         torch.empty(shape, dtype=dtype, device="cpu" if kind == "cpu" else device) for dtype, shape, kind in headers
@@ -126,7 +116,7 @@ def work(rank: int, values: dict[str, Any], store: Path, connection: Connection)
 
 
 def _repeat(models: Models, message: Any, device: torch.device) -> str | None:
-    """Makes a call of rank 0, which has the result too; returns what went wrong."""
+    """Makes a call of rank 0; returns what went wrong."""
     try:
         name, arguments, loras = receive_call(message, device)
         with models.set_up(loras):

@@ -1,7 +1,4 @@
-"""Qwen2.5-Omni's token2wav as a decoder: windows of codes to mel frames, mel frames to sound.
-
-Each window has the reference's mel frames for its codes, context and noise.
-"""
+"""Qwen2.5-Omni's token2wav: windows of codes to mel frames, as the reference's, and mel frames to sound."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -130,11 +127,7 @@ class Token2Wav(Decoder):
         self.use(read_voices(folder), settings.over(self._default_windows()))
 
     def use(self, voices: dict[str, VoicePreset], windows: Windows) -> None:
-        """Sets voices, the default first, and windows.
-
-        Raises:
-            ValueError: windows that are no blocks of the model, or voices of other widths.
-        """
+        """Sets voices, the default first, and windows. Raises ValueError if they do not fit the model."""
         windows.check(self.sizes.block_codes)
         most = self.sizes.max_position_embeddings // self.sizes.repeats
         if windows.most_decoded > most:
@@ -246,7 +239,7 @@ class Token2Wav(Decoder):
         return [samples.cpu() for samples in self.vocoder.sound(parts)]
 
     def _window(self, speech: Token2WavStream, end: int, stop: int) -> MelWindow:
-        """The window for the frames up to `end`, with context up to `stop`; empty without frames to decode."""
+        """The window for frames up to `end`, with context up to `stop`; empty without frames to decode."""
         count = stop - speech.first if end > speech.start else 0
         noise = speech.noise[: count * self.sizes.repeats].to(self.device)
         return MelWindow(speech.codes[:count], noise, self._voice_rows[speech.voice])

@@ -76,7 +76,7 @@ class BigVganSizes:
 
 
 class ResidualBlock(nn.Module):
-    """Residual pairs of a dilated and a plain convolution, each after an activation."""
+    """Residual pairs of a dilated and a plain convolution."""
 
     def __init__(self, channels: int, kernel: int, dilations: Sequence[int], layers: Layers) -> None:
         super().__init__()
@@ -95,8 +95,6 @@ class ResidualBlock(nn.Module):
 
 
 class VocoderState:
-    """A stream's state."""
-
     def __init__(self, layers: int) -> None:
         self.tails: list[torch.Tensor | None] = [None] * layers
 
@@ -139,8 +137,8 @@ class BigVgan(nn.Module):
         """The next final samples of some streams, (n,) each, -1 to 1.
 
         Args:
-            parts: each stream's state, which is updated, its next mel frames (frames, bins), or none, and whether they
-                are the last.
+            parts: each stream's state, which is updated, its next mel frames (frames, bins), and whether these are the
+                last.
         """
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, (sound, mel, last) in enumerate(parts):

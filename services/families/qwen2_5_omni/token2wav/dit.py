@@ -1,7 +1,7 @@
 """The transformer that gives the flow of a noisy mel spectrogram, from codes and voice.
 
-Frames attend to their own block of mel frames, in some layers also to a neighbour. Blocks of any windows and streams
-are rows of one batch. Every evaluation runs with and without the condition. Parameter names are published.
+Blocks of mel frames of any windows and streams are rows of one batch. Every evaluation runs with and without the
+condition. Parameter names are published.
 """
 
 from math import log
@@ -20,7 +20,7 @@ _EPS = 1e-6
 
 
 class BlockAttention(nn.Module):
-    """Attention within and between blocks. Only the first head has positions."""
+    """Attention within a block, in some layers also to a neighbour. Only the first head has positions."""
 
     def __init__(self, sizes: DitSizes, layer: int) -> None:
         super().__init__()
@@ -91,8 +91,6 @@ class FeedForward(nn.Module):
 
 
 class DitLayer(nn.Module):
-    """Attention and feed-forward. The time sets the scale, shift and gate of each."""
-
     def __init__(self, sizes: DitSizes, layer: int) -> None:
         super().__init__()
         self.attn_norm = Modulation(sizes.hidden_size, 6)
@@ -127,7 +125,7 @@ class Dit(nn.Module):
     """Embeddings, layers and projection.
 
     Args:
-        times: of all evaluations, (times,) float32. Their part is computed once.
+        times: of all evaluations, (times,) float32.
     """
 
     def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder, times: torch.Tensor) -> None:
@@ -145,7 +143,7 @@ class Dit(nn.Module):
         self.proj_out = nn.Linear(sizes.hidden_size, sizes.mel_dim)
 
     def precompute(self, dtype: torch.dtype) -> None:
-        """Computes, in float32, all results that depend on no stream, and drops their parameters. Casts the layers."""
+        """Computes in float32 what depends on no stream, and drops its parameters. Casts the layers."""
         layers: Any = self.transformer_blocks
         times = self.time_embed(self._at.to(self.proj_out.weight.device))
         self._modulations = torch.stack([layer.attn_norm.of(times) for layer in layers], dim=1).to(dtype)
@@ -163,7 +161,7 @@ class Dit(nn.Module):
         del self.time_embed, self.norm_out, self.text_embed
 
     def voice_rows(self, vector: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """The voice's addend of every frame, with and without the condition: (2, hidden).
+        """The voice's addend of a frame, with and without the condition: (2, hidden).
 
         Args:
             vector: (voice,).

@@ -53,11 +53,7 @@ class _StaticMemory:
 
 
 class Flow:
-    """Computes mel frames. All windows of a call share every evaluation.
-
-    Attributes:
-        evaluations: number of evaluations so far.
-    """
+    """Computes mel frames. All windows of a call share every evaluation, and `evaluations` counts them."""
 
     def __init__(self, dit: Dit) -> None:
         self._dit = dit
@@ -69,7 +65,7 @@ class Flow:
 
     @torch.inference_mode()
     def capture(self, capturer: Capturer, most_blocks: int) -> None:
-        """Captures steps of some numbers of blocks, up to `most_blocks`. A batch is padded to the next."""
+        """Captures steps of some numbers of blocks; a batch is padded to the next."""
         sizes = {n for exponent in range(most_blocks.bit_length() + 1) for n in (2**exponent, 3 * 2**exponent // 2)}
         device = self._lengths.device
         for rows in sorted((n for n in sizes if n < 2 * most_blocks), reverse=True):
@@ -89,7 +85,7 @@ class Flow:
 
     @torch.inference_mode()
     def mel(self, windows: Sequence[MelWindow]) -> list[torch.Tensor]:
-        """The mel frames of each window, (frames, bins) float32, on the model's device."""
+        """Mel frames of each window, (frames, bins) float32, on the model's device."""
         if not windows:
             return []
         block, device = self._dit.sizes.block_size, self._lengths.device
@@ -125,7 +121,7 @@ class Flow:
         static.x.copy_(x)
         static.condition.copy_(condition)
         static.step.zero_()
-        for kept, tensor in zip(static.blocks.tensors(), blocks.tensors(), strict=True):
+        for kept, tensor in zip(static.blocks, blocks, strict=True):
             kept.copy_(tensor)
         for _ in range(POINTS - 1):
             run.replay()

@@ -73,8 +73,9 @@ class DitSizes:
         rope: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if rope.get("rope_type", "default") != "default":
             raise ValueError(f"{name}: rope_type {rope['rope_type']} is not supported, only default")
-        theta = rope.get("rope_theta") or config.get("rope_theta") or cls.rope_theta
-        sizes = cls(**fields_in(config, cls) | {"rope_theta": theta})
+        stated = fields_in(config, cls)
+        stated["rope_theta"] = rope.get("rope_theta") or config.get("rope_theta") or cls.rope_theta
+        sizes = cls(**stated)
         if sizes.block_size % sizes.repeats:
             raise ValueError(f"{name}.block_size {sizes.block_size} must be a multiple of repeats, {sizes.repeats}")
         return sizes
