@@ -1,2 +1,1 @@
-"""What the diffusion stage (`services.dit`) and its encoder (`services.encoder`) share: checkpoints of diffusers, what
-their pipelines take, and requests made into calls of them."""
+"""What the diffusion stage and its encoder share: diffusers' checkpoints, and requests made into calls of pipelines."""

@@ -1,5 +1,4 @@
-"""What a pipeline's encoders make of a prompt: kept, shared by a request's outputs, and
-packed for another stage."""
+"""What a pipeline's encoders make of a prompt: kept, shared by a request's outputs, packed for another stage."""
 
 import itertools
 from collections.abc import Callable
@@ -12,26 +11,25 @@ from google.protobuf.message import DecodeError
 from quartet.v1 import encoder_pb2
 from services.common.errors import InvalidInput
 
-# Methods of pipelines that run text encoders, whose results are the same for every seed, and the one that runs an
-# autoregressive model for prior tokens.
-_SEEDLESS = "encode_prompt"
+_SEEDLESS = "encode_prompt"  # the text encoders' results do not depend on the seed
 METHODS = (_SEEDLESS, "generate_prior_tokens")
+"""Of pipelines: text encoders, and an autoregressive model of prior tokens."""
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "text"}
 """Type -> field of ConditioningValue."""
 
 
 @dataclass
 class Conditioning:
-    """Results of `METHODS`, each in the order of its calls. A pipeline with the same arguments makes the same calls."""
+    """Results of `METHODS`, each in the order of its calls, which depends on the pipeline's arguments only."""
 
     results: dict[str, list[Any]] = field(default_factory=dict)
 
     def for_another_seed(self) -> "Conditioning":
-        """One that has, and will have, the results in common that do not depend on the seed."""
+        """One that shares, now and later, the results that do not depend on the seed."""
         return Conditioning({_SEEDLESS: self.results.setdefault(_SEEDLESS, [])})
 
     def attach(self, pipeline: Any) -> None:
-        """Has `pipeline`, a view for one call, take each result from here; what is missing is computed and kept."""
+        """Lets `pipeline`, a view for one call, take its results from here; missing ones are computed and kept."""
         for name in METHODS:
             method = getattr(pipeline, name, None)
             if method is not None:
@@ -50,10 +48,10 @@ class Conditioning:
 
 
 def pack(conditioning: Conditioning) -> tuple[bytes, list[torch.Tensor]]:
-    """(layout, tensors): a serialized ConditioningLayout, and the tensors that it names by number, each (rows, width).
+    """A serialized ConditioningLayout, and the tensors that it names by number, each (rows, width).
 
     Raises:
-        TypeError: a result of a kind that no pipeline here returns.
+        TypeError: an unknown kind of result.
     """
     tensors: list[torch.Tensor] = []
     layout = encoder_pb2.ConditioningLayout()
@@ -63,7 +61,7 @@ def pack(conditioning: Conditioning) -> tuple[bytes, list[torch.Tensor]]:
 
 
 def _describe(value: Any, tensors: list[torch.Tensor]) -> encoder_pb2.ConditioningValue:
-    """`value` as a message; the tensors in it are appended to `tensors`."""
+    """`value` as a message; appends its tensors to `tensors`."""
     if isinstance(value, torch.Tensor):
         is_bool = value.dtype == torch.bool
         flat = value.detach().to(torch.uint8) if is_bool else value.detach()
@@ -82,13 +80,13 @@ def _describe(value: Any, tensors: list[torch.Tensor]) -> encoder_pb2.Conditioni
 
 
 def unpack(layout: bytes, tensor_of: Callable[[int], torch.Tensor], device: torch.device) -> Conditioning:
-    """What `pack` packed, on `device`.
+    """The inverse of `pack`, on `device`.
 
     Args:
-        tensor_of: the tensor of a number. An IndexError says that there is none.
+        tensor_of: gives the tensor of a number, or raises IndexError.
 
     Raises:
-        InvalidInput: it is no layout, or tensors do not fit it.
+        InvalidInput: no layout, or tensors that do not fit it.
     """
     try:
         results = encoder_pb2.ConditioningLayout.FromString(layout).results.items()

@@ -1,4 +1,4 @@
-"""Conditioning on its way from the encoder to a diffusion stage: each output's layout and tensors, as rows."""
+"""Conditioning on its way from the encoder to a diffusion stage: each output's layout and tensors as rows."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,8 +18,7 @@ _LAYOUT = "layout"
 def send_conditioning(
     output: OutputStream, made: Sequence[Conditioning], loop: asyncio.AbstractEventLoop
 ) -> tuple[int, int]:
-    """Sends all of it; returns how many tensors and bytes that were. For a thread: tensors are large, and may be on a
-    device."""
+    """Sends all; returns the numbers of tensors and bytes. Blocks: tensors are large, and may be on a device."""
     count = size_bytes = 0
     for i, conditioning in enumerate(made):
         layout, tensors = pack(conditioning)

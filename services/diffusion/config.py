@@ -1,10 +1,9 @@
-"""Settings of every process that has a diffusers pipeline: limits and defaults of requests."""
+"""Settings of every process that has a diffusers pipeline."""
 
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.rpc.settings import StageSettings
 from services.demo_models import PAINTER, PAINTER_SIZE, resolve
 
@@ -12,12 +11,11 @@ Size = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$")]
 
 
 class PipelineSettings(StageSettings):
-    """What every process of a diffusers pipeline has: limits and defaults of requests."""
+    """Limits and defaults of requests."""
 
     max_queued_requests: int = Field(default=32, ge=0, description="requests that may wait; more are refused")
     max_count: int = Field(default=10, ge=1, description="most outputs of a request")
     max_pixels: int = Field(default=2048 * 2048, ge=1, description="most pixels of a picture or of a video's frame")
-    max_side: int = Field(default=8192, ge=1, description="most pixels a side, where the model takes that many")
     max_frames: int = Field(default=161, ge=1, description="most frames of a video")
     max_video_pixels: int = Field(
         default=200_000_000,
@@ -30,9 +28,6 @@ class PipelineSettings(StageSettings):
         default=None, ge=1, description="denoising steps; default: the pipeline's"
     )
     default_guidance_scale: float | None = Field(default=None, ge=0, description="guidance; default: the pipeline's")
-    default_frames: int | None = Field(default=None, ge=1, description="frames of a video; default: the pipeline's")
-    default_audio_s: float = Field(default=10.0, gt=0, description="seconds of sound, at most what the model can make")
-    frames_per_second: float | None = Field(default=None, gt=0, description="of videos; default: the model's")
     max_media_bytes: int = Field(
         default=64 * 1024 * 1024, ge=1, description="all pictures of a request together, encoded"
     )
@@ -42,17 +37,10 @@ class PipelineSettings(StageSettings):
         description="most pixels of a request's pictures together: each takes 3 bytes while the request waits, so the "
         "default is 96 MB a request",
     )
-    max_aspect_ratio: float = Field(
-        default=32.0, ge=1, description="of a picture that comes in, longer to shorter side"
-    )
-    min_image_side: int = Field(
-        default=MIN_IMAGE_SIDE, ge=1, description="least width and height of a picture that comes in"
-    )
-    threads: int = Field(default=0, ge=0, description="CPU threads of a step; 0: torch's default, one per core")
 
     @model_validator(mode="after")
     def _keeps_to_the_painters_size(self) -> Self:
-        """Its pipeline's own default is eight times as wide: the painter has learnt one size."""
+        """The painter has learnt one size; its pipeline's default is eight times as wide."""
         if self.model == resolve(PAINTER):
             self.default_size = self.default_size or PAINTER_SIZE
         return self

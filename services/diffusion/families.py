@@ -1,7 +1,4 @@
-"""What differs between the families of diffusion models: one table.
-
-No other file of the diffusion stage or of its encoder names a model.
-"""
+"""The table of the families of diffusion models. No other file of the two stages names a model."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,17 +16,17 @@ DENOISERS = ("transformer", "transformer_2")
 
 @dataclass(frozen=True)
 class BatchRules:
-    """How arguments of several calls of one model combine. Those not named: tensors and lists with an entry a sample
-    are joined where all entries have one shape; anything else must be equal.
+    """How arguments of several calls of one model combine. Others that are tensors or lists with an entry a sample are
+    joined if all entries have one shape; anything else must be equal.
 
     Attributes:
-        rows: the argument that says how many samples a call has.
+        rows: has an entry for each sample of a call.
         shared: without samples; must be equal, and is passed once.
-        alike: an entry a sample, but the model looks at the first only: must be equal, and is joined.
-        ragged: lists of tensors of any lengths; the model itself pads them.
-        padded: sequence -> its mask. Of any lengths: padded at the end and masked here.
-        expanded: one entry that stands for all samples of the call.
-        inert: objects of one request that do not matter while this says so of them.
+        alike: an entry a sample, of which the model reads the first: must be equal, and is joined.
+        ragged: lists of tensors of any lengths, which the model pads.
+        padded: sequence of any length -> its mask; padded at the end.
+        expanded: one entry for all samples of the call.
+        inert: objects that do not matter if this function says so.
     """
 
     rows: str = "hidden_states"
@@ -42,8 +39,7 @@ class BatchRules:
 
 
 def _image_multiple(pipe: Any) -> int:
-    """Latents are packed two by two."""
-    return pipe.vae_scale_factor * 2
+    return pipe.vae_scale_factor * 2  # latents are packed two by two
 
 
 def _patch_multiple(pipe: Any) -> int:
@@ -51,12 +47,10 @@ def _patch_multiple(pipe: Any) -> int:
 
 
 def _glm_multiple(pipe: Any) -> int:
-    """Prior tokens are four latents wide."""
-    return pipe.vae_scale_factor * pipe.transformer.config.patch_size * 2
+    return _patch_multiple(pipe) * 2  # prior tokens are four latents wide
 
 
 def _video_config(pipe: Any) -> Any:
-    """Of the transformer."""
     return (pipe.transformer if pipe.transformer is not None else pipe.transformer_2).config
 
 
@@ -74,18 +68,17 @@ class Family:
 
     Attributes:
         media: what it makes.
-        size: (width, height) in pixels where neither request nor settings give one.
-        size_multiple: of width and height, in pixels; of the loaded pipeline.
-        max_side: most pixels a side that the loaded transformer has positions for.
-        guidance: the argument that `guidance_scale` of a request goes to.
-        negative: whether it takes `negative_prompt`, and `default_negative` the one it gets where a request has none.
-        tokenizer: the component that says how long a prompt is, and `max_prompt_tokens` the most where the pipeline
-            has no `max_sequence_length`.
-        images: most pictures it takes itself; `needs_image`: and at least one.
-        edit, inpaint: classes of diffusers that do that with the same components.
+        size: default (width, height) in pixels.
+        size_multiple: of width and height, in pixels, by the loaded pipeline.
+        max_side: most pixels a side, by the loaded pipeline.
+        guidance: the argument for `guidance_scale`.
+        negative: whether it takes `negative_prompt`.
+        tokenizer: the component that counts a prompt's tokens.
+        max_prompt_tokens: where the pipeline has no `max_sequence_length`.
+        images: most pictures it takes itself.
+        edit, inpaint: diffusers' classes for that, with the same components.
         min_steps: fewer make no picture: Qwen-Image's schedule divides by zero.
         fps: frames a second.
-        batching: how several requests' calls of its transformer become one.
     """
 
     media: Media = "image"
@@ -107,12 +100,12 @@ class Family:
 
     @property
     def result(self) -> str:
-        """The field of the pipeline's result that has what it makes."""
+        """The field of the pipeline's result."""
         return {"image": "images", "video": "frames", "sound": "audios"}[self.media]
 
 
 def _no_condition_images(kv_caches: Any) -> bool:
-    """GLM-Image keeps keys and values of an edit's pictures in it; without pictures it stays empty."""
+    """Whether GLM-Image's cache of an edit's pictures is empty."""
     return all(kv_caches[i].mode is None for i in range(kv_caches.num_layers))
 
 
@@ -166,11 +159,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def family_of(pipeline: DiffusionPipeline) -> Family:
-    """The table's entry.
-
-    Raises:
-        ValueError: the class is not in the table.
-    """
+    """The pipeline's entry. Raises ValueError: it has none."""
     name = type(pipeline).__name__
     if name not in FAMILIES:
         raise ValueError(f"{name} is not served; checkpoints of these pipelines are: {', '.join(FAMILIES)}")

@@ -1,10 +1,13 @@
 """Pictures that come with a request."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from quartet.v1 import dit_pb2, media_pb2
 from services.common.errors import InvalidInput
+from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.media import open_image
+from services.common.rpc.requests import read_bytes
 from services.diffusion.config import PipelineSettings
 
 if TYPE_CHECKING:
@@ -12,29 +15,45 @@ if TYPE_CHECKING:
 
 
 Files = Sequence[tuple[str, bytes]]
-"""(field, content) of the pictures, in their order, and of the mask, whose field is MASK_FIELD."""
+"""(field, content) of the pictures, in their order, and of the mask, whose field is _MASK_FIELD."""
 
-MASK_FIELD = "mask"
+_MASK_FIELD = "mask"
+_MAX_ASPECT_RATIO = 32  # longer to shorter side
+
+
+async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limits: PipelineSettings) -> Files:
+    """The files of `start`; missing bytes come from the messages in `requests`.
+
+    Raises:
+        InvalidInput: names a field that is too large or of another kind, or whose bytes do not come.
+    """
+    media = [(each.field or f"images[{i}]", each) for i, each in enumerate(start.images)]
+    if start.HasField("mask"):
+        media.append((_MASK_FIELD, start.mask))
+    size_bytes = 0
+    for field, each in media:
+        if each.kind != media_pb2.MEDIA_KIND_IMAGE:
+            raise InvalidInput(field, "must be of MEDIA_KIND_IMAGE")
+        if not each.data and not each.size_bytes:
+            raise InvalidInput(field, "is empty")
+        size_bytes += len(each.data) or each.size_bytes
+        if size_bytes > limits.max_media_bytes:
+            raise InvalidInput(
+                field, f"makes the pictures larger than the {limits.max_media_bytes} bytes that are taken"
+            )
+    return [(field, each.data or await read_bytes(field, each.size_bytes, requests)) for field, each in media]
 
 
 def decode_files(files: Files, limits: PipelineSettings) -> "tuple[list[Image], Image | None]":
-    """(pictures, mask).
-
-    Raises:
-        InvalidInput: names the field.
-    """
-    _check_sizes(files, limits)
-    pictures = [decode_picture(data, field) for field, data in files if field != MASK_FIELD]
-    masks = [decode_mask(data, field, pictures[0]) for field, data in files if field == MASK_FIELD]
+    """(pictures, mask). Raises InvalidInput, which names the field."""
+    _check_sizes(files, limits.max_request_image_pixels)
+    pictures = [decode_picture(data, field) for field, data in files if field != _MASK_FIELD]
+    masks = [decode_mask(data, field, pictures[0]) for field, data in files if field == _MASK_FIELD]
     return pictures, masks[0] if masks else None
 
 
 def decode_picture(data: bytes, field: str) -> "Image":
-    """The picture upright in RGB; transparent parts on white; of an animation the first frame.
-
-    Raises:
-        InvalidInput: names `field`, when the file is no picture.
-    """
+    """The picture upright in RGB, on white; of an animation the first frame. Raises InvalidInput with `field`."""
     from PIL import Image
 
     picture = _open(data, field)
@@ -49,7 +68,7 @@ def decode_mask(data: bytes, field: str, of: "Image") -> "Image":
     """The mask of `of` in grey: white where the file is transparent, or without alpha channel where it is white.
 
     Raises:
-        InvalidInput: names `field`, when the file is no picture or of another size.
+        InvalidInput: with `field`: no picture, or another size.
     """
     from PIL import ImageOps
 
@@ -80,17 +99,19 @@ def _eight_bit(picture: "Image") -> "Image":
     return Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
 
 
-def _check_sizes(files: Files, limits: PipelineSettings) -> None:
-    """Refuses pictures that are, by what their headers say, too large together, too small or too narrow."""
-    pixels, most = 0, limits.max_request_image_pixels
-    least, ratio = limits.min_image_side, limits.max_aspect_ratio
+def _check_sizes(files: Files, max_pixels: int) -> None:
+    """Checks sizes by the files' headers."""
+    pixels = 0
     for field, data in files:
         with open_image(data, field) as image:
             width, height = image.size
         pixels += width * height
-        if pixels > most:
-            raise InvalidInput(field, f"is {width} x {height}; a request's pictures may have {most} pixels together")
-        if min(width, height) < least:
-            raise InvalidInput(field, f"is {width} x {height}; each side must have at least {least} pixels")
-        if max(width, height) > ratio * min(width, height):
-            raise InvalidInput(field, f"is {width} x {height}; a side may be at most {ratio:g} times the other")
+        if pixels > max_pixels:
+            reason = f"a request's pictures may have {max_pixels} pixels together"
+        elif min(width, height) < MIN_IMAGE_SIDE:
+            reason = f"each side must have at least {MIN_IMAGE_SIDE} pixels"
+        elif max(width, height) > _MAX_ASPECT_RATIO * min(width, height):
+            reason = f"a side may be at most {_MAX_ASPECT_RATIO} times the other"
+        else:
+            continue
+        raise InvalidInput(field, f"is {width} x {height}; {reason}")

@@ -1,4 +1,4 @@
-"""What the loaded model takes and makes, as ServerInfo states it."""
+"""What the loaded model takes and makes, as ServerInfo says."""
 
 from typing import Any
 
@@ -8,8 +8,10 @@ from services.diffusion.families import default_of
 from services.diffusion.pipelines import Pipelines
 from services.diffusion.request import OutputSpec, resolve
 
+_MAX_SIDE = 8192  # pixels, where the model takes that many
 _WARM_UP_SIDES = 4  # of the warm-up's output, in multiples of what sizes are multiples of
 _WARM_UP_STEPS = 2
+_DEFAULT_AUDIO_S = 10.0
 
 _OWN_TASKS = {
     ("image", False): dit_pb2.DIT_TASK_TEXT_TO_IMAGE,
@@ -22,11 +24,7 @@ _OWN_TASKS = {
 
 
 def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.DitInfo:
-    """What requests of these pipelines are checked against; what the engine adds is left out.
-
-    Raises:
-        ValueError: settings that contradict each other or the model; names the one at fault.
-    """
+    """What requests are checked against. Raises ValueError, which names a setting that does not fit."""
     family, pipe = models.family, models.pipeline
     call, size, guidance = type(pipe), settings.default_size, settings.default_guidance_scale
     width, height = map(int, size.split("x")) if size else _own_size(pipe, family.size)
@@ -37,7 +35,7 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         default_height=height,
         size_multiple=family.size_multiple(pipe),
         max_pixels=settings.max_pixels,
-        max_side=min(settings.max_side, family.max_side(pipe)),
+        max_side=min(_MAX_SIDE, family.max_side(pipe)),
         default_inference_steps=settings.default_inference_steps
         or min(default_of(call, "num_inference_steps"), settings.max_inference_steps),
         max_inference_steps=settings.max_inference_steps,
@@ -50,42 +48,36 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
     )
     if family.media == "video":
         multiple = pipe.vae_scale_factor_temporal
-        info.default_frames = settings.default_frames or default_of(call, "num_frames")
         info.frames_multiple, info.max_frames = multiple, (settings.max_frames - 1) // multiple * multiple + 1
+        info.default_frames = min(default_of(call, "num_frames"), info.max_frames)
         info.max_video_pixels = settings.max_video_pixels
-        info.frames_per_second = settings.frames_per_second or family.fps
+        info.frames_per_second = family.fps
     if family.media == "sound":
         vae = pipe.vae
         info.max_audio_s = pipe.transformer.config.sample_size * vae.hop_length / vae.config.sampling_rate
-        info.default_audio_s = min(settings.default_audio_s, info.max_audio_s)
+        info.default_audio_s = min(_DEFAULT_AUDIO_S, info.max_audio_s)
         info.sample_rate_hz = vae.config.sampling_rate
     _check_settings(info)
     return info
 
 
 def _check_settings(info: server_info_pb2.DitInfo) -> None:
-    """Defaults and the warm-up have to be within the limits."""
+    """Refuses limits that defaults or the warm-up exceed."""
     if info.default_inference_steps > info.max_inference_steps:
         raise ValueError(f"default_inference_steps: must be at most max_inference_steps, {info.max_inference_steps}")
     if info.sample_rate_hz:
         return
     width, height, multiple = info.default_width, info.default_height, info.size_multiple
-    most, side = info.max_pixels, info.max_side
     if width % multiple or height % multiple:
         raise ValueError(f"default_size: {width}x{height} must be multiples of {multiple}, as this model's sizes are")
     least = _warm_up_side(info) ** 2
-    if most < least:
+    if info.max_pixels < least:
         raise ValueError(f"max_pixels: must be at least {least}, which the warm-up makes")
-    if width * height > most or max(width, height) > side:
-        raise ValueError(f"default_size: {width}x{height} is over max_pixels, {most}, or max_side, {side}")
-    if info.frames_multiple:
-        if info.max_frames <= info.frames_multiple:
-            raise ValueError(f"max_frames: must be at least {info.frames_multiple + 1} for this model")
-        if info.default_frames > info.max_frames or (info.default_frames - 1) % info.frames_multiple:
-            raise ValueError(
-                f"default_frames: {info.default_frames} must be 1 more than a multiple of {info.frames_multiple}, "
-                f"at most {info.max_frames}"
-            )
+    if width * height > info.max_pixels or max(width, height) > info.max_side:
+        limits = f"max_pixels, {info.max_pixels}, or the longest side, {info.max_side}"
+        raise ValueError(f"default_size: {width}x{height} is over {limits}")
+    if info.frames_multiple and info.max_frames <= info.frames_multiple:
+        raise ValueError(f"max_frames: must be at least {info.frames_multiple + 1} for this model")
 
 
 def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
@@ -95,7 +87,7 @@ def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
 
 
 def _own_size(pipe: Any, size: tuple[int, int]) -> tuple[int, int]:
-    """What the pipeline itself would take, where it says so: a checkpoint may be smaller than its family."""
+    """The pipeline's own default, where it has one: a checkpoint may be smaller than its family."""
     side = getattr(pipe, "default_sample_size", None)
     return (side * pipe.vae_scale_factor,) * 2 if isinstance(side, int) else size
 

@@ -1,7 +1,7 @@
-"""diffusers' pipelines: found, called side by side on the same models, and what a requester is told when one raises.
+"""diffusers' pipelines, called side by side on the same models.
 
-Two processes can share a pipeline: each loads some of its models and leaves the others without weights. Such a model
-(torch's device "meta") still answers what its config says, which is all that the other part of the pipeline asks of it.
+Two processes can share a pipeline: each leaves some models without weights, on torch's device "meta". Such a model
+still has its config, which is all that the other part of the pipeline reads.
 """
 
 import contextlib
@@ -31,22 +31,18 @@ log = structlog.get_logger()
 
 
 def silence_libraries() -> None:
-    """Keeps progress bars and chatter of diffusers and transformers out of the log, which is lines."""
+    """Keeps progress bars of diffusers and transformers out of the log."""
     for library in (diffusers_logging, transformers_logging):
         library.disable_progress_bar()
         library.set_verbosity_error()
 
 
 class PipelineStopped(BaseException):
-    """Raised inside a pipeline to end it. No Exception, so that no pipeline catches it."""
+    """Raised inside a pipeline to end it. No Exception, so no pipeline catches it."""
 
 
 def find_checkpoint(model: str) -> Path:
-    """The checkpoint's directory on this machine, fetched if need be.
-
-    Raises:
-        ValueError: there is no such diffusers checkpoint.
-    """
+    """The checkpoint's directory, fetched if need be. Raises ValueError: there is no such diffusers checkpoint."""
     if Path(model).is_dir():
         if not (Path(model) / "model_index.json").is_file():
             raise ValueError(f"{model} has no model_index.json: it is no diffusers checkpoint")
@@ -72,10 +68,9 @@ class Pipelines:
     """A loaded pipeline, and its variants on the same models.
 
     Attributes:
-        family: what is known of its class.
         pipeline: the checkpoint's own.
         device: where models run.
-        pipelines: by what they do beside its task: "edit", "inpaint". The checkpoint's own may be one of them.
+        pipelines: by further tasks, "edit" and "inpaint". The checkpoint's own may be one of them.
 
     Raises:
         ValueError: a pipeline that is not served.
@@ -96,17 +91,17 @@ class Pipelines:
                 self.pipelines[task] = _variant(self.pipeline, name)
 
     def for_request(self, edits: bool, masked: bool) -> DiffusionPipeline:
-        """The pipeline for a request that has pictures or not, and a mask or not."""
+        """The pipeline for a request with pictures, and with a mask, or without."""
         return self.pipelines.get("inpaint" if masked else "edit", self.pipeline) if edits else self.pipeline
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a prompt; 0 where the pipeline has no tokenizer. For any thread."""
+        """Tokens of a prompt; 0 without a tokenizer. For any thread."""
         with self._counting:
             return len(self._counter(text).input_ids) if self._counter is not None else 0
 
 
 def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
-    """A pipeline of class `name` with the same models: they are not loaded again, nor kept twice."""
+    """A pipeline of class `name` with the same models, not copies."""
     cls: type[DiffusionPipeline] = getattr(diffusers, name)
     wanted = inspect.signature(cls.__init__).parameters
     made = cls(**{key: value for key, value in pipeline.components.items() if key in wanted})
@@ -119,9 +114,8 @@ def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
 def own_view(
     pipeline: DiffusionPipeline, conditioning: Conditioning, prepare: Callable[[Any], None] = lambda scheduler: None
 ) -> Iterator[Any]:
-    """`pipeline` for one call: the same models, results of its encoders from `conditioning`, and flags and a scheduler
-    of its own, which `prepare` gets. It is emptied afterwards: its functions refer to it, and only the garbage
-    collector would find that out, some time later."""
+    """`pipeline` for one call: the same models, results of encoders from `conditioning`, a scheduler of its own, which
+    `prepare` gets. It is emptied afterwards, as it refers to itself."""
     copied: Any = copy.copy(pipeline)
     scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)  # type: ignore[attr-defined]
     prepare(scheduler)
@@ -139,7 +133,7 @@ def own_view(
 
 
 def explain(error: Exception) -> StageError:
-    """The error as a requester gets it; what a person has to look into is logged."""
+    """The error as a requester gets it. Logs all but expected ones."""
     if isinstance(error, StageError):
         return error
     if isinstance(error, torch.OutOfMemoryError):
@@ -154,12 +148,7 @@ def explain(error: Exception) -> StageError:
 
 
 def load_meta_modules(folder: Path, dtype: torch.dtype, names: Collection[str]) -> dict[str, torch.nn.Module]:
-    """Those models of the checkpoint that are in `names`, without weights.
-
-    Args:
-        folder: of the checkpoint.
-        dtype: that they say they have.
-    """
+    """The checkpoint's models in `names`, without weights, as of `dtype`."""
     index = json.loads((folder / "model_index.json").read_text())
     made = {}
     for name, entry in index.items():
@@ -181,7 +170,7 @@ def _class(library: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def without(pipeline: Any, models: dict[str, torch.nn.Module]) -> Iterator[None]:
-    """`pipeline` without `models` inside, for what moves a pipeline's weights; afterwards it runs where those are."""
+    """`pipeline` without `models`, for what moves weights; afterwards it runs where those are."""
     for name in models:
         setattr(pipeline, name, None)
     yield
@@ -193,7 +182,7 @@ def without(pipeline: Any, models: dict[str, torch.nn.Module]) -> Iterator[None]
 
 
 def run_on(pipeline: DiffusionPipeline, device: torch.device) -> None:
-    """The pipeline looks for its device at its first model, which may have no weights."""
+    """Fixes the pipeline's device, which it would read from its first model, perhaps one without weights."""
     cls = type(pipeline)
     overridden = {"_execution_device": property(lambda self: device), "device": property(lambda self: device)}
     pipeline.__class__ = type(cls.__name__, (cls,), {**overridden, "__module__": cls.__module__})

@@ -1,4 +1,4 @@
-"""A request (DitStart): checked against what the model takes, and resolved into a pipeline's calls."""
+"""A request (DitStart), checked against what the model takes and resolved into a pipeline's calls."""
 
 import math
 import secrets
@@ -30,14 +30,14 @@ class OutputSpec:
     """What to make.
 
     Attributes:
-        pipeline: to be called; shared by all outputs of its kind.
-        arguments: of its call, less generator, output type and callbacks.
+        pipeline: shared by all outputs of its kind.
+        arguments: of its call, without generator, output type and callbacks.
         seed: of the noise.
-        loras: (adapter, weight), sorted; the others are off.
         result: the field of the pipeline's result: "images", "frames" or "audios".
-        conditioning: what is known of the prompt, and where what is not will be kept.
+        conditioning: what is known of the prompt; the rest will be kept there.
+        loras: (adapter, weight), sorted; the others are off.
         preview_steps: after which steps (from 1) a preview is made.
-        steps: denoising steps it takes.
+        steps: denoising steps.
         floats: whether the result stays float32; sound always does.
     """
 
@@ -46,14 +46,14 @@ class OutputSpec:
     seed: int
     result: str
     conditioning: Conditioning
-    loras: tuple[tuple[str, float], ...] = ()
-    preview_steps: frozenset[int] = frozenset()
-    steps: int = 0
-    floats: bool = True
+    loras: tuple[tuple[str, float], ...]
+    preview_steps: frozenset[int]
+    steps: int
+    floats: bool
 
 
 def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
-    """The task, after all that can be checked without the pictures' content.
+    """The task. Checks all but the pictures' content.
 
     Raises:
         InvalidInput: names the field.
@@ -67,7 +67,8 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     if (start.count or 1) > info.max_count:
         raise InvalidInput("count", f"must be at most {info.max_count}")
     _check_size(start, info)
-    _check_frame(start, info)
+    if info.frames_multiple:
+        _check_frames(start, info)
     if start.HasField("num_inference_steps") and not 1 <= start.num_inference_steps <= info.max_inference_steps:
         raise InvalidInput("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
     if start.HasField("guidance_scale") and not 0 <= start.guidance_scale <= MAX_GUIDANCE_SCALE:
@@ -127,16 +128,17 @@ def _check_area(width: int, height: int, info: server_info_pb2.DitInfo) -> None:
         raise InvalidInput("width", f"{width} x {height} is over the {info.max_pixels} pixels that are made")
 
 
-def _check_frame(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+def _check_frames(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
     """A frame of a video leaves in one message."""
-    width, height = start.width or info.default_width, start.height or info.default_height
-    frame_bytes = width * height * 3 * (4 if start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 else 1)
-    pixels = width * height * (start.num_frames or info.default_frames) * (start.count or 1)
-    if info.frames_multiple and pixels > info.max_video_pixels:
+    frame_pixels = (start.width or info.default_width) * (start.height or info.default_height)
+    pixels = frame_pixels * (start.num_frames or info.default_frames) * (start.count or 1)
+    if pixels > info.max_video_pixels:
         field = "num_frames" if start.num_frames else "width"
         raise InvalidInput(field, f"all frames together have {pixels} pixels; at most {info.max_video_pixels} are made")
-    if info.frames_multiple and frame_bytes > MAX_FRAME_BYTES:
-        field = "pixel_format" if start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 else "width"
+    is_float = start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32
+    frame_bytes = frame_pixels * 3 * (4 if is_float else 1)
+    if frame_bytes > MAX_FRAME_BYTES:
+        field = "pixel_format" if is_float else "width"
         raise InvalidInput(field, f"a frame would have {frame_bytes} bytes; at most {MAX_FRAME_BYTES} can be sent")
 
 
@@ -177,13 +179,12 @@ def resolve(
     info: server_info_pb2.DitInfo,
     given: Sequence[Conditioning] = (),
 ) -> list[OutputSpec]:
-    """The outputs of a request that `check` found good, with all defaults filled in. Tokenizes the prompt: call it in a
-    thread.
+    """The outputs of a request that `check` found good, with all defaults. Tokenizes the prompt: call it in a thread.
 
     Args:
         images: `start.images`, decoded.
-        given: what the encoders made, for each output or for all; none: this process has the encoders.
         mask: white where the picture is painted anew, of the first picture's size.
+        given: what the encoders made, for each output or for all; empty: this process has the encoders.
 
     Raises:
         InvalidInput: the prompt is too long, or there are too few steps for this model or task.
@@ -218,7 +219,7 @@ def resolve(
 
 
 def _denoising_steps(start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: DiffusionPipeline, asked: int) -> int:
-    """Steps that an output really takes, of `asked`."""
+    """Steps that an output takes, of `asked`."""
     if asked < pipelines.family.min_steps:
         raise InvalidInput("num_inference_steps", f"must be at least {pipelines.family.min_steps} for this model")
     strength = default_of(type(pipeline), "strength")
@@ -233,7 +234,7 @@ def _denoising_steps(start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: Di
 
 
 def _preview_steps(previews: int, steps: int) -> frozenset[int]:
-    """After which of `steps` steps the previews are made: evenly, neither before the first nor after the last."""
+    """After which of `steps` steps previews are made: evenly, not after the last."""
     return frozenset(round(steps * (i + 1) / (previews + 1)) for i in range(previews)) - {0, steps}
 
 
@@ -266,7 +267,7 @@ def _arguments(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_info_
 def _size(
     start: dit_pb2.DitStart, info: server_info_pb2.DitInfo, images: "Sequence[Image]", follows_picture: bool
 ) -> dict[str, int]:
-    """width and height; none where the pipeline itself takes them from the picture."""
+    """width and height; empty where the pipeline takes them from the picture."""
     if info.sample_rate_hz:
         return {}
     if start.width:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
-import torch
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.engine.process import keep_freed_memory
@@ -17,7 +16,6 @@ from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
 from services.dit.models import Models
 from services.dit.output import Done, Event, Failed
-from services.dit.parallel_group import Group
 from services.dit.servicer import DitServicer
 
 SERVICE = "quartet.v1.DitService"
@@ -42,29 +40,34 @@ async def serve(stage: Stage, settings: DitSettings) -> None:
 
 
 def start_engine(settings: DitSettings, on_fatal: Callable[[BaseException], object] = lambda error: None) -> DitEngine:
-    """The engine of this stage, loaded as `settings` say; not warmed up. Blocks until it is loaded.
+    """The engine of this stage, not warmed up. Blocks until it is loaded.
 
     Raises:
         ValueError: no such checkpoint, or settings that do not fit it.
     """
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     keep_freed_memory()
     # In a thread that ends. libgomp keeps workers for every thread that has computed, and when all workers together
     # are more than the cores, they no longer spin between operations: each then costs a wake-up, on two cores more
     # than the steps of a small model themselves. So only the engine's thread may have workers.
-    group = Group(settings) if settings.parallel_devices > 1 else None
     with ThreadPoolExecutor(1, "dit-load") as loading:
-        models = loading.submit(Models, settings, group=group).result()
+        models = loading.submit(_load_models, settings).result()
     return DitEngine(models, settings, on_fatal)
 
 
+def _load_models(settings: DitSettings) -> Models:
+    if settings.parallel_devices == 1:
+        return Models(settings)
+    from services.dit.context_parallel.group import ParallelModels
+
+    return ParallelModels(settings)
+
+
 def warm_up(engine: DitEngine) -> None:
-    """Makes one small output, unless prompts come encoded; blocks until that is done.
+    """Makes one small output, unless prompts come encoded. Blocks.
 
     Raises:
         StageError: it failed.
-        TimeoutError: it did not come back.
+        TimeoutError: it took too long.
     """
     info = engine.models.info
     log.info("loaded", pipeline=info.pipeline, tasks=[dit_pb2.DitTask.Name(task) for task in info.tasks])

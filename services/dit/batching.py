@@ -1,7 +1,7 @@
-"""Which calls of a model can be run as one, how their arguments are put together and the result taken apart.
+"""Which calls of a model can run as one, how their arguments are joined and the result is split.
 
-A call is what a diffusers pipeline passes to its transformer (or to `vae.decode`) in one go; its arguments have a row
-for every sample. Most of them say so by their shape. What a model does with the others is in its family's `BatchRules`.
+A call is what a diffusers pipeline passes to its transformer or to `vae.decode`. Its arguments have a row for every
+sample, most by their shape; the family's `BatchRules` describe the others.
 """
 
 import hashlib
@@ -21,15 +21,11 @@ DECODE_RULES = BatchRules(rows="z", inert={"generator": lambda generator: True})
 
 
 class Unbatchable(Exception):
-    """The call has an argument that nothing is known about: it cannot share a step."""
+    """The call has an argument that no rule covers: it cannot share a step."""
 
 
 def samples_of(rules: BatchRules, arguments: Arguments) -> int:
-    """Samples in one call.
-
-    Raises:
-        Unbatchable: they cannot be counted.
-    """
+    """Samples in one call. Raises Unbatchable: they cannot be counted."""
     rows = arguments.get(rules.rows)
     if isinstance(rows, torch.Tensor) and rows.dim():
         return rows.shape[0]
@@ -39,13 +35,10 @@ def samples_of(rules: BatchRules, arguments: Arguments) -> int:
 
 
 def key_of(rules: BatchRules, arguments: Arguments, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
-    """Calls with equal keys can be run as one.
+    """Calls with equal keys can be run as one. Raises Unbatchable.
 
     Args:
-        digest: of a tensor's content; see `content`.
-
-    Raises:
-        Unbatchable: the call shares its step with no other.
+        digest: see `content`.
     """
     samples = samples_of(rules, arguments)
     masks = set(rules.padded.values())
@@ -84,7 +77,7 @@ def _equal(value: Any, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
 
 
 def content(tensor: torch.Tensor) -> bytes:
-    """A digest of the tensor's elements; of entries that are all equal, that of one."""
+    """A digest of the elements; where all entries are equal, that of one."""
     tensor = tensor.detach()
     if tensor.dim() > 2 and bool((tensor == tensor[:1]).all()):
         tensor = tensor[:1]
@@ -92,7 +85,7 @@ def content(tensor: torch.Tensor) -> bytes:
 
 
 def join(rules: BatchRules, calls: Sequence[Arguments]) -> Arguments:
-    """The arguments of one call instead of `calls`, which have equal keys."""
+    """Arguments of one call in place of `calls`, which have equal keys."""
     if len(calls) == 1:
         return calls[0]
     sizes = [samples_of(rules, call) for call in calls]
@@ -117,7 +110,7 @@ def _join(rules: BatchRules, name: str, values: list[Any], sizes: list[int]) -> 
 
 
 def _pad(sequences: list[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(samples, length, width) each, some with a mask (samples, length), as one of each."""
+    """Joins sequences (samples, length, width), some with a mask (samples, length)."""
     longest = max(states.shape[1] for states, _ in sequences)
     if all(mask is None and states.shape[1] == longest for states, mask in sequences):
         return torch.cat([states for states, _ in sequences]), None
@@ -129,10 +122,10 @@ def _pad(sequences: list[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[tor
 
 
 def split(output: Any, sizes: Sequence[int]) -> list[Any]:
-    """A model's output for several calls as one for each, of `sizes` samples.
+    """A model's output for several calls, one for each, of `sizes` samples.
 
     Raises:
-        TypeError: an output of a kind that no pipeline here returns.
+        TypeError: an unknown kind of output.
     """
     if len(sizes) == 1:
         return [output]

@@ -1,11 +1,14 @@
 """Settings of the diffusion stage's process."""
 
-from typing import ClassVar, Literal
+from math import prod
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 from pydantic_settings import SettingsConfigDict
 
 from services.diffusion.config import PipelineSettings
+
+Cache = Annotated[str, Field(pattern=r"^(none|first-block(:\d*\.?\d+)?|taylorseer(:([2-9]|[1-9]\d+))?)$")]
 
 
 class DitSettings(PipelineSettings):
@@ -13,10 +16,7 @@ class DitSettings(PipelineSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_DIT_")
     for_others: ClassVar[tuple[str, ...]] = ("QUARTET_DIT_MODEL_NAME",)  # docker-compose.yaml's
-    changes_outputs: ClassVar[tuple[str, ...]] = (
-        *("cache", "cache_threshold", "cache_interval_steps"),
-        *("vae_tiling", "quantization", "encoders"),
-    )
+    changes_outputs: ClassVar[tuple[str, ...]] = ("cache", "vae_decoding", "quantization", "encoders")
 
     max_running_requests: int = Field(default=8, ge=1, description="requests the engine works on at a time")
     max_running_outputs: int = Field(
@@ -27,24 +27,19 @@ class DitSettings(PipelineSettings):
         default=None,
         description="diffusers' name of an attention backend, e.g. native, flash, sage; default: diffusers' choice",
     )
-    cache: Literal["none", "first-block", "taylorseer"] = Field(
+    cache: Cache = Field(
         default="none",
-        description="reuses results of earlier steps: faster, not exact; steps are not shared between outputs",
-    )
-    cache_threshold: float = Field(
-        default=0.05,
-        gt=0,
-        description="first-block: relative change of the first block's output up to which a step is skipped",
-    )
-    cache_interval_steps: int = Field(
-        default=5, ge=2, description="taylorseer: every so many steps one is computed in full"
+        description="reuses results of earlier steps: faster, not exact; steps are not shared between outputs. "
+        "none; first-block:0.05, the relative change of the first block's output up to which a step is skipped; or "
+        "taylorseer:5, every so many steps one is computed in full",
     )
     compile: Literal["on", "off"] = Field(
         default="off", description="on: torch.compile the transformer's repeated blocks, minutes at the start"
     )
-    vae_slicing: bool = Field(default=False, description="decode pictures one at a time: less memory")
-    vae_tiling: bool = Field(
-        default=False, description="decode large pictures in tiles: less memory, seams are blended"
+    vae_decoding: Literal["whole", "sliced", "tiled"] = Field(
+        default="whole",
+        description="sliced: pictures are decoded one at a time, for less memory; tiled: large ones also in tiles, "
+        "whose seams are blended",
     )
     offload: Literal["none", "model", "group", "sequential"] = Field(
         default="none",
@@ -53,15 +48,10 @@ class DitSettings(PipelineSettings):
     quantization: Literal[
         "none", "float8-storage", "bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8", "torchao-float8"
     ] = Field(default="none", description="of the transformer; bitsandbytes and torchao are packages of their own")
-    context_parallel_ulysses: int = Field(
-        default=1,
-        ge=1,
-        description="devices that share each attention's heads; the other devices' processes are started here",
-    )
-    context_parallel_ring: int = Field(
-        default=1,
-        ge=1,
-        description="devices that pass keys and values around; times context_parallel_ulysses devices are used",
+    context_parallel: dict[Literal["ulysses", "ring"], PositiveInt] = Field(
+        default={},
+        description="ulysses=N: N devices share each attention's heads; ring=N: N devices pass keys and values around; "
+        "with both, their product; the other devices' processes are started here",
     )
     encoders: Literal["own", "stream"] = Field(
         default="own",
@@ -72,4 +62,9 @@ class DitSettings(PipelineSettings):
     @property
     def parallel_devices(self) -> int:
         """Devices that share a denoising call."""
-        return self.context_parallel_ulysses * self.context_parallel_ring
+        return prod(self.context_parallel.values())
+
+    @property
+    def parallelism(self) -> str:
+        """`context_parallel` as messages name it."""
+        return "context_parallel " + ", ".join(f"{kind}={degree}" for kind, degree in self.context_parallel.items())

@@ -1,8 +1,7 @@
-"""Stops a diffusers pipeline inside its call, where it asks its model, and goes on with it later.
+"""Stops a diffusers pipeline where it calls a model, and resumes it later.
 
-A pipeline's `__call__` is one long function. Here it runs as a greenlet: whenever it calls its transformer or decodes
-by its VAE, control goes back to the engine, which runs such calls of several pipelines as one and gives each its part
-of the result. So every line of the pipeline is diffusers' own, and so is every number.
+A pipeline's `__call__` runs as a greenlet. Whenever it calls its transformer or its VAE, control returns to the engine,
+which runs such calls of several pipelines as one.
 """
 
 import contextlib
@@ -22,39 +21,27 @@ from services.dit.batching import DECODE_RULES, Arguments, Unbatchable, content,
 
 
 class BatchPoint:
-    """A function of a model that pipelines stop at, so that several pipelines' calls of it may run as one.
-
-    Args:
-        rules: how several calls become one.
-    """
+    """A function of a model that pipelines stop at."""
 
     def __init__(self, name: str, function: Callable[..., Any], rules: BatchRules) -> None:
         self.name, self.function, self.rules = name, function, rules
         self._signature = inspect.signature(function)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        """Arguments by name."""
         return self._signature.bind(*args, **kwargs).arguments
 
     def run(self, arguments: Arguments) -> Any:
-        """Calls the function."""
         bound = inspect.BoundArguments(self._signature, arguments)  # type: ignore[arg-type]  # a dict is ordered
         return self.function(*bound.args, **bound.kwargs)
 
 
 CacheContext = Callable[[str], AbstractContextManager[Any]]
-"""What a pipeline said by `cache_context`: which of a step's calls this is, and where in the loop. Its argument goes
-before the call's name, and tells the caches of several pipelines apart."""
+"""A pipeline's `cache_context`. Its argument, a prefix of the call's name, tells several pipelines' caches apart."""
 
 
 @dataclass(frozen=True)
 class ModelCall:
-    """What a stopped pipeline waits for.
-
-    Attributes:
-        key: calls with equal keys can be run as one; None: this one runs alone.
-        samples: rows of it.
-    """
+    """What a stopped pipeline waits for. Calls with equal keys can be run as one; without a key it runs alone."""
 
     point: BatchPoint
     arguments: Arguments
@@ -71,8 +58,8 @@ class PipelineTask(greenlet):
 
     Attributes:
         call: what it waits for; None before its start, and when it has ended.
-        replay: while set, calls of the model return this at once, and others are not stopped at: see `preview`.
-        last: what its latest denoising call returned.
+        replay: while set, the denoiser's calls return it, and the pipeline does not stop.
+        last: result of the latest denoising call.
     """
 
     def __init__(self, body: Callable[[], Any]) -> None:
@@ -84,13 +71,12 @@ class PipelineTask(greenlet):
         self._digests: dict[int, tuple[torch.Tensor, bytes]] = {}
 
     def resume(self, value: Any = None) -> Any:
-        """Goes on to the next call or the end, whose result it returns (`dead` tells). What the pipeline raises comes
-        out here."""
+        """Goes on to the next call, or to the end (`dead`) and its result. Raises what the pipeline raises."""
         self.call = None
         return self.switch() if not self else self.switch(value)
 
     def stop(self) -> None:
-        """Ends the pipeline where it is; frees what it holds."""
+        """Ends the pipeline and frees what it holds."""
         if self and not self.dead:
             with contextlib.suppress(PipelineStopped):
                 self.throw(PipelineStopped)
@@ -98,7 +84,7 @@ class PipelineTask(greenlet):
         self._digests.clear()
 
     def wait_for(self, point: BatchPoint, arguments: Arguments) -> Any:
-        """Called by the pipeline, through `install`: stops it until the engine has the result."""
+        """Stops the calling pipeline until the engine has the result."""
         samples, key = 1, None
         with contextlib.suppress(Unbatchable):
             samples = samples_of(point.rules, arguments)
@@ -107,7 +93,7 @@ class PipelineTask(greenlet):
         return self.parent.switch(None)  # type: ignore[union-attr]  # the engine's greenlet
 
     def _digest(self, tensor: torch.Tensor) -> bytes:
-        """Content of a tensor that most pipelines pass unchanged with every step."""
+        """Digest of a tensor that most pipelines pass unchanged with every step."""
         known = self._digests.get(id(tensor))
         if known is None or known[0] is not tensor:
             known = self._digests[id(tensor)] = (tensor, content(tensor))
@@ -115,8 +101,8 @@ class PipelineTask(greenlet):
 
 
 def install(pipeline: DiffusionPipeline) -> None:
-    """Makes pipelines stop at the models of `pipeline`. Call it last: offloading, caches and compilation put functions
-    of their own in the models' place. Calls from outside of a `PipelineTask` go through as before."""
+    """Makes pipelines stop at the models of `pipeline`. Offloading, caches, compilation and parallelism, which replace
+    the models' functions, come before. Calls from outside of a `PipelineTask` are not stopped."""
     rules = family_of(pipeline).batching
     for name in DENOISERS:
         module: Any = getattr(pipeline, name, None)
@@ -130,8 +116,7 @@ def install(pipeline: DiffusionPipeline) -> None:
 
 
 def _plain_decode(decode: Callable[..., Any]) -> Callable[..., Any]:
-    """`decode` with a signature; diffusers hides it behind a decorator. No VAE here draws from the generator that one
-    pipeline passes."""
+    """`decode` with the signature that a decorator hides. No VAE here draws from `generator`."""
 
     def plain(z: torch.Tensor, return_dict: bool = True, generator: Any = None) -> Any:
         return decode(z, return_dict=return_dict)

@@ -1,4 +1,4 @@
-"""Continuous batching of denoising steps: a thread that runs what many pipelines wait for, together where it can be."""
+"""Continuous batching of denoising steps: one thread runs what many pipelines wait for."""
 
 import queue
 import time
@@ -16,9 +16,9 @@ from services.diffusion.pipelines import PipelineStopped, explain
 from services.diffusion.request import OutputSpec
 from services.dit.batching import join, split
 from services.dit.config import DitSettings
-from services.dit.models import Models
+from services.dit.coroutine import install
+from services.dit.models import Models, ModelsLost
 from services.dit.output import Done, Encoded, Event, Failed, Output, Started
-from services.dit.parallel_group import GroupFailed
 
 RUNNING = Gauge("quartet_dit_outputs_running", "Outputs between their first step and their end")
 WAITING = Gauge("quartet_dit_outputs_waiting", "Outputs that wait for others to end")
@@ -29,14 +29,9 @@ log = structlog.get_logger()
 class DitEngine(ThreadedEngine):
     """Makes many outputs at a time.
 
-    Whose turn it is goes by engine time: the output that had least of it so far is next, and every other that waits for
-    the same model with the same shapes and adapters shares the step, up to `max_batch`. An output begins at the level
-    of the least served, so a picture that comes during a video waits for the step that runs, not for the video.
-
-    Args:
-        models: pipelines and adapters.
-        settings: of the stage. `max_running_outputs` are between their first step and their end; others wait, in order.
-        on_fatal: see `ThreadedEngine`.
+    The output that had least engine time so far is next. Others that wait for the same model with the same shapes and
+    adapters share the step, up to `max_batch`. An output begins at the level of the least served, so a picture that
+    comes during a video waits for one step of the video.
     """
 
     def __init__(self, models: Models, settings: DitSettings, on_fatal: Callable[[BaseException], object]) -> None:
@@ -48,8 +43,8 @@ class DitEngine(ThreadedEngine):
         self._running: list[Output] = []
         self._used: str | None = None  # what the latest call was for, as `Output.waits_for`
         self._broken: Exception | None = None
-        if models.group is not None:
-            models.group.watch(self._inbox.put, on_fatal)
+        install(models.pipeline)
+        models.watch(self._inbox.put, on_fatal)
         self._thread.start()
 
     def submit(self, spec: OutputSpec, emit: Callable[[Event], None]) -> Output:
@@ -68,7 +63,7 @@ class DitEngine(ThreadedEngine):
         return output
 
     def cancel(self, output: Output) -> None:
-        """Gives it up: at the next step at the latest its memory is free."""
+        """Frees its memory at the next step."""
         output.cancelled = True
         self._inbox.put(None)
 
@@ -88,13 +83,13 @@ class DitEngine(ThreadedEngine):
             self._advance(self._next())
 
     def _take_in(self, block: bool) -> None:
-        """Reads the inbox; waits for something in it if there is nothing to do."""
+        """Reads the inbox."""
         while block or not self._inbox.empty():
             entry = self._inbox.get()
             block = False
             if isinstance(entry, Output):
                 self._waiting.append(entry)
-            elif entry is not None:  # of the processes of other devices
+            elif entry is not None:
                 self._broken = entry
 
     def _drop_cancelled(self) -> None:
@@ -112,8 +107,8 @@ class DitEngine(ThreadedEngine):
         self._count()
 
     def _next(self) -> Output:
-        """The least served, and of several those first that have yet to begin: they may join the others. But where one
-        model is on the device at a time, those that wait for this one."""
+        """The least served, and of several the one that has yet to begin. Where one model is on the device at a time,
+        those that wait for it go first."""
         stays = self.models.one_at_a_time
         return min(
             self._running,
@@ -121,7 +116,7 @@ class DitEngine(ThreadedEngine):
         )
 
     def _advance(self, output: Output) -> None:
-        """Starts `output`, or runs what it waits for, with others that wait for the same."""
+        """Starts `output`, or runs its call with like ones."""
         call, level_s = output.call, output.virtual_time_s
         self._used = output.waits_for
         if call is None:
@@ -154,7 +149,7 @@ class DitEngine(ThreadedEngine):
                 self._resume(member, result)
 
     def _results(self, batch: list[Output]) -> list[Any]:
-        """What each output waits for; None if that failed and it was told so."""
+        """The result of each output's call; None for a failed one."""
         try:
             return self._compute(batch)
         except Exception as error:
@@ -175,7 +170,7 @@ class DitEngine(ThreadedEngine):
         return split(result, [call.samples for call in calls])
 
     def _resume(self, output: Output, value: Any) -> None:
-        """Lets the pipeline go on to its next call, or to its end."""
+        """Lets the pipeline go on to its next call or its end."""
         started, task = time.monotonic(), output.task
         assert task is not None
         try:
@@ -208,7 +203,6 @@ class DitEngine(ThreadedEngine):
         self.models.close()
 
     def _end(self, output: Output) -> None:
-        """Frees what it holds."""
         if output in self._running:
             self._running.remove(output)
         output.end()
@@ -221,7 +215,6 @@ class DitEngine(ThreadedEngine):
 
 
 def _breaks_the_engine(error: Exception) -> bool:
-    """Whether nothing can run any more: a device's process is gone, or a kernel of the device's went wrong, as after an
-    index out of bounds in CUDA."""
-    broken = (GroupFailed, torch.AcceleratorError)
+    """Whether nothing can run any more, as after an index out of bounds in CUDA."""
+    broken = (ModelsLost, torch.AcceleratorError)
     return isinstance(error, broken) and not isinstance(error, torch.OutOfMemoryError)

@@ -10,8 +10,7 @@ def choices(settings: DitSettings, accelerator: Accelerator | None, dtype: str) 
     """What this stage does.
 
     Args:
-        settings: of the stage.
-        accelerator: that it runs on; None: the CPU.
+        accelerator: None: the CPU.
         dtype: of the weights, e.g. "bfloat16".
     """
     return (
@@ -67,15 +66,15 @@ def _steps(settings: DitSettings) -> Choice:
 
 def devices(settings: DitSettings, accelerator: Accelerator | None) -> Choice:
     """How many devices share each denoising call; see `choices`."""
-    ulysses, ring = settings.context_parallel_ulysses, settings.context_parallel_ring
     if settings.parallel_devices == 1:
-        return Choice("devices", "1", "--context-parallel-ulysses and -ring share a call among several")
-    asked = f"context_parallel_ulysses={ulysses}, context_parallel_ring={ring}"
-    path = f"{settings.parallel_devices}: ulysses {ulysses} x ring {ring}"
+        return Choice("devices", "1", "--context-parallel shares a call among several")
+    degrees = settings.context_parallel
+    path = f"{settings.parallel_devices}: ulysses {degrees.get('ulysses', 1)} x ring {degrees.get('ring', 1)}"
     for name, off in (("cache", "none"), ("compile", "off"), ("offload", "none")):
         if (value := getattr(settings, name)) != off:
-            reason = f"{asked}: not together with {name}={value}; leave one of them out"
+            reason = f"{settings.parallelism}: not together with {name}={value}; leave one of them out"
             return Choice("devices", path, reason, fatal=True)
-    if accelerator is None and ring > 1:
-        return Choice("devices", path, f"{asked}: no attention backend can make a ring of CPUs", fatal=True)
-    return Choice("devices", path, f"as {asked} say")
+    if accelerator is None and degrees.get("ring", 1) > 1:
+        reason = f"{settings.parallelism}: no attention backend can make a ring of CPUs"
+        return Choice("devices", path, reason, fatal=True)
+    return Choice("devices", path, f"as {settings.parallelism} says")

@@ -1,13 +1,11 @@
-"""The checkpoint's pipelines as the settings want them, loaded with diffusers' own options, and what has to be switched
-between two requests' calls.
-"""
+"""The checkpoint's pipelines, loaded with diffusers' options, and what is switched between two requests' calls."""
 
 import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.hooks import UserCpuOffloadHook
@@ -17,19 +15,14 @@ from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
-from quartet.v1 import server_info_pb2
-from services.common.engine.device import Accelerator, log_choices
+from services.common.engine.device import Accelerator, engine_device, log_choices
 from services.diffusion.families import DENOISERS, TEXT_ENCODERS
 from services.diffusion.model_info import dit_info
 from services.diffusion.pipelines import Pipelines, checkpoint_dtype, find_checkpoint, load_meta_modules, without
 from services.dit.batching import Arguments
 from services.dit.config import DitSettings
-from services.dit.coroutine import BatchPoint, ModelCall, install
+from services.dit.coroutine import BatchPoint, ModelCall
 from services.dit.execution import choices
-from services.dit.parallel import resolve_device
-
-if TYPE_CHECKING:
-    from services.dit.parallel_group import Group
 
 _QUANTIZATION: dict[str, tuple[str, dict[str, Any]]] = {
     "bitsandbytes-8bit": ("bitsandbytes_8bit", {"load_in_8bit": True}),
@@ -42,69 +35,55 @@ Loras = tuple[tuple[str, float], ...]
 """(adapter, weight) of those that are on."""
 
 
+class ModelsLost(Exception):
+    """The models can run no call any more."""
+
+
 class Models(Pipelines):
-    """A checkpoint, loaded for denoising. All but the constructor is for the engine's thread.
+    """A checkpoint, loaded for denoising. All but the constructor and `watch` is for the engine's thread.
 
     Args:
-        settings: of the stage.
-        rank: where several devices share each call, which of them this process has.
-        group: the others, of rank 0. It is closed if loading fails.
+        only_denoisers: no other model has weights.
 
     Attributes:
-        info: this stage's part of the server info.
         denoisers: the models that are called at each step.
         dtype: of the first of them.
         one_at_a_time: whether calling another model takes loading it.
 
     Raises:
         ValueError: no such checkpoint, a pipeline that is not served, or settings that do not fit it.
-        GroupFailed: another device's process could not start.
     """
 
-    def __init__(self, settings: DitSettings, rank: int = 0, group: "Group | None" = None) -> None:
-        self.group = group
+    def __init__(self, settings: DitSettings, only_denoisers: bool = False) -> None:
+        super().__init__(load_pipeline(settings, only_denoisers))
         self.one_at_a_time = settings.offload == "model"
         self._cached = settings.cache != "none"
         self._loras: Loras | None = None if settings.lora else ()
-        try:
-            super().__init__(load_pipeline(settings, rank))
-            if self._cached:  # the pipelines of the others do not tell a step's calls apart
-                self.pipelines = {task: pipe for task, pipe in self.pipelines.items() if supports_caches(pipe)}
-            self.info = self._describe(settings)
-            self.denoisers = _denoisers(self.pipeline)
-            self.dtype: torch.dtype = self.denoisers[0].dtype
-            if self.group is not None:
-                self.group.join(self.denoisers)
-        except BaseException:
-            self.close()
-            raise
-        install(self.pipeline)
-
-    def _describe(self, settings: DitSettings) -> server_info_pb2.DitInfo:
-        info = dit_info(self, settings)
-        info.loras.extend(sorted(settings.lora))
-        info.needs_source = settings.encoders == "stream"
+        if self._cached:  # the pipelines of the others do not tell a step's calls apart
+            self.pipelines = {task: pipe for task, pipe in self.pipelines.items() if supports_caches(pipe)}
+        self.info = dit_info(self, settings)
+        self.info.loras.extend(sorted(settings.lora))
+        self.info.needs_source = settings.encoders == "stream"
+        self.info.batched = not self._cached
         if self._cached:
-            info.not_batched = f"cache={settings.cache} keeps results of each output's own earlier steps"
-        elif settings.context_parallel_ring > 1 and self.family.batching.padded:
-            info.not_batched = "prompts of several lengths need a mask, and context_parallel_ring takes none"
-        info.batched = not info.not_batched
-        return info
+            self.info.not_batched = f"cache={settings.cache} keeps results of each output's own earlier steps"
+        self.denoisers = _denoisers(self.pipeline)
+        self.dtype: torch.dtype = self.denoisers[0].dtype
+
+    def watch(self, failed: Callable[[Exception], object], give_up: Callable[[Exception], object]) -> None:
+        """If the models are lost, `failed` is called at once, and `give_up` if `close` is not called within seconds. In
+        any thread."""
 
     def close(self) -> None:
-        """Ends the other devices' processes."""
-        if self.group is not None:
-            self.group.close()
+        """Ends other processes, if there are any."""
 
     def run(self, point: BatchPoint, arguments: Arguments, loras: Loras) -> Any:
-        """Calls the point's function, a denoiser's on all devices."""
-        if self.group is None or point.name not in DENOISERS:
-            return point.run(arguments)
-        return self.group.run(point.name, arguments, loras, lambda: point.run(arguments))
+        """Calls the point's function, with the adapters that `set_up` has turned on. May raise ModelsLost."""
+        return point.run(arguments)
 
     @contextlib.contextmanager
     def set_up(self, loras: Loras, owner: Any = None, call: ModelCall | None = None) -> Iterator[None]:
-        """The adapters `loras`, and for `call` the cache of `owner`, while inside."""
+        """Turns on the adapters `loras`, and for `call` the cache of `owner`."""
         self._use(loras)
         if call is not None and call.context is not None and self._cached:
             with call.context(f"{id(owner)}/"):
@@ -127,34 +106,28 @@ class Models(Pipelines):
         """Frees what the caches keep for `owner`."""
         if not self._cached:
             return
-        for denoiser in self.denoisers:
-            for module in denoiser.modules():
-                registry = getattr(module, "_diffusers_hook", None)
-                for hook in registry.hooks.values() if registry else ():
-                    for state in vars(hook).values():
-                        kept = getattr(state, "_state_cache", {})
-                        for name in [name for name in kept if name.startswith(f"{id(owner)}/")]:
-                            del kept[name]
+        for module in (module for denoiser in self.denoisers for module in denoiser.modules()):
+            registry = getattr(module, "_diffusers_hook", None)
+            for hook in registry.hooks.values() if registry else ():
+                for state in vars(hook).values():
+                    kept = getattr(state, "_state_cache", {})
+                    for name in [name for name in kept if name.startswith(f"{id(owner)}/")]:
+                        del kept[name]
 
 
-def load_pipeline(settings: DitSettings, rank: int) -> DiffusionPipeline:
-    """The pipeline that the checkpoint's model_index.json names, ready on its device.
-
-    Args:
-        rank: where several devices share each call, this one's; from 1 on, only the denoisers have weights.
-
-    Raises:
-        ValueError: no such checkpoint, or options that the model or the machine does not have.
-    """
+def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipeline:
+    """The checkpoint's pipeline, ready on its device. Raises ValueError, as `Models`."""
     folder = find_checkpoint(settings.model)
     dtype = checkpoint_dtype(folder, settings.dtype)
-    device = resolve_device(settings, rank)
+    device = engine_device(settings.device)
     paths = choices(settings, Accelerator.of(device), str(dtype).removeprefix("torch."))
     if reasons := [choice.reason for choice in paths if choice.fatal]:
         raise ValueError("; ".join(reasons))
     log_choices(paths)
-    left_out = TEXT_ENCODERS if rank or settings.encoders == "stream" else ()
-    without_weights = load_meta_modules(folder, dtype, (*left_out, *(("vae", "image_encoder") if rank else ())))
+    left_out = TEXT_ENCODERS if only_denoisers or settings.encoders == "stream" else ()
+    if only_denoisers:
+        left_out = (*left_out, "vae", "image_encoder")
+    without_weights = load_meta_modules(folder, dtype, left_out)
     options: dict[str, Any] = {"dtype": dtype, **without_weights}
     if settings.quantization in _QUANTIZATION:
         backend, arguments = _QUANTIZATION[settings.quantization]
@@ -175,9 +148,9 @@ def load_pipeline(settings: DitSettings, rank: int) -> DiffusionPipeline:
         _prepare(denoiser, dtype, settings)
     with without(pipeline, without_weights):
         _place(pipeline, device, settings.offload)
-    if settings.vae_slicing:
+    if settings.vae_decoding != "whole":
         pipeline.vae.enable_slicing()
-    if settings.vae_tiling:
+    if settings.vae_decoding == "tiled":
         pipeline.vae.enable_tiling()
     return pipeline
 
@@ -191,16 +164,16 @@ def _prepare(denoiser: Any, dtype: torch.dtype, settings: DitSettings) -> None:
         denoiser.set_attention_backend(settings.attention_backend)
     if settings.quantization == "float8-storage":
         denoiser.enable_layerwise_casting(storage_dtype=torch.float8_e4m3fn, compute_dtype=dtype)
-    if settings.cache == "first-block":
-        denoiser.enable_cache(FirstBlockCacheConfig(threshold=settings.cache_threshold))
-    elif settings.cache == "taylorseer":
-        denoiser.enable_cache(TaylorSeerCacheConfig(cache_interval=settings.cache_interval_steps))
+    cache, _, degree = settings.cache.partition(":")
+    if cache == "first-block":
+        denoiser.enable_cache(FirstBlockCacheConfig(threshold=float(degree or 0.05)))
+    elif cache == "taylorseer":
+        denoiser.enable_cache(TaylorSeerCacheConfig(cache_interval=int(degree or 5)))
     if settings.compile == "on":
         denoiser.compile_repeated_blocks(dynamic=True)
 
 
 def _place(pipeline: Any, device: torch.device, offload: str) -> None:
-    """Onto the device, or partly, as `offload` says."""
     if offload == "none":
         pipeline.to(device)
     elif offload == "model":
@@ -213,22 +186,20 @@ def _place(pipeline: Any, device: torch.device, offload: str) -> None:
 
 
 def supports_caches(pipeline: Any) -> bool:
-    """Whether the pipeline says which of a step's calls is which: caches keep a state for each."""
+    """Whether the pipeline tells a step's calls apart, as caches need."""
     return "cache_context(" in inspect.getsource(type(pipeline).__call__)
 
 
 def offload_models(pipeline: Any, device: torch.device) -> None:
     """Keeps the models of `pipeline` on the CPU, but for the one that was called last: that is on `device`.
 
-    diffusers' hooks send away the model that stands before the called one in the pipeline's order. That is enough for
-    one output after the other. Here a prompt may be read while another output denoises, and two transformers may
-    take turns: the model to send away is the one that is there.
+    diffusers' hooks send away the model before the called one in the pipeline's order. Here outputs call models in any
+    order.
     """
     pipeline.enable_model_cpu_offload(device=device)
     here: UserCpuOffloadHook | None = None
 
     def take_place(hook: UserCpuOffloadHook, bring: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What accelerate is to run before a call of the hook's model."""
         nonlocal here
         if here is not None and here is not hook:
             here.offload()

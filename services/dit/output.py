@@ -1,4 +1,4 @@
-"""One output on its way: its pipeline's call, and what the engine tells of it."""
+"""One output: its pipeline's call, and the engine's events about it."""
 
 import functools
 from collections.abc import Callable
@@ -22,12 +22,12 @@ class Started:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The prompt, and what came with it, is read; denoising begins."""
+    """The prompt is read; denoising begins."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Denoising steps done, of all, and how many outputs shared the last of them."""
+    """Denoising steps done, of all. `batch`: outputs that shared the last one."""
 
     step: int
     steps: int
@@ -36,7 +36,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Preview:
-    """The picture as the model sees it after `step` steps: (height, width, 3), uint8, on the CPU."""
+    """The clean picture implied after `step` steps: (height, width, 3), uint8, on the CPU."""
 
     step: int
     pixels: torch.Tensor
@@ -65,11 +65,11 @@ PREVIEW_SIDE = 256  # pixels
 
 @dataclass(eq=False)
 class Output:
-    """An output in the engine. Made by `DitEngine.submit`; all but `cancelled` belongs to the engine's thread.
+    """An output in the engine. All but `cancelled` belongs to the engine's thread.
 
     Attributes:
-        virtual_time_s: engine time spent on it, its share of shared steps; it starts at the least of the others'.
-        deferred_s: engine time spent on it that is not in virtual_time_s yet.
+        virtual_time_s: its share of engine time; it starts at the least of the others'.
+        deferred_s: engine time that is not in virtual_time_s yet.
         batch: outputs that shared its latest denoising call.
     """
 
@@ -83,27 +83,25 @@ class Output:
     task: PipelineTask | None = None
 
     def begin(self) -> None:
-        """Makes the task. A greenlet belongs to the thread that made it: only the engine's may do this."""
+        """Makes the task, whose greenlet belongs to the calling thread."""
         self.task = PipelineTask(self._make)
 
     def end(self) -> None:
-        """Ends the pipeline where it is, and frees what it holds."""
+        """Ends the pipeline and frees what it holds."""
         if self.task is not None:
             self.task.stop()
         self.task = None
 
     @property
     def call(self) -> ModelCall | None:
-        """What the pipeline waits for; None before its start and after its end."""
+        """What the pipeline waits for, if it has begun."""
         return self.task.call if self.task is not None else None
 
     @property
     def waits_for(self) -> str | None:
-        """The name of that call's function; None before the start, which reads the prompt."""
         return self.call.point.name if self.call is not None else None
 
     def _make(self) -> Done:
-        """The task's body."""
         with own_view(self.spec.pipeline, self.spec.conditioning, self._follow) as pipeline:
             data = self._call(pipeline)
             return Done(data if self.spec.floats else _to_bytes(data))
@@ -115,7 +113,7 @@ class Output:
         return _to_tensor(result[self.spec.result][0])
 
     def _follow(self, scheduler: Any) -> None:
-        """Counts the steps of `scheduler`, reports them and makes previews."""
+        """Makes `scheduler` report its steps and make previews."""
         step = scheduler.step
 
         @functools.wraps(step)  # pipelines look at its signature
@@ -133,7 +131,7 @@ class Output:
 
     def _preview(self, latents: torch.Tensor) -> None:
         """Decodes `latents` by the pipeline itself: called once more, it finds its prompt encoded, gets the
-        transformer's latest answer for each of its questions, and from its scheduler always `latents`."""
+        transformer's latest result for each call, and from its scheduler always `latents`."""
 
         def fix(scheduler: Any) -> None:
             scheduler.step = lambda *args, **kwargs: (latents,)
@@ -150,7 +148,7 @@ class Output:
 
 
 def _sigma(scheduler: Any, timestep: Any) -> Any:
-    """The noise level before a step of a flow-matching scheduler, by which its clean sample can be told; else None."""
+    """Noise level before a step of a flow-matching scheduler, which gives its clean sample; else None."""
     if not isinstance(scheduler, FlowMatchEulerDiscreteScheduler):
         return None
     if scheduler.step_index is None:
@@ -167,7 +165,7 @@ def _to_tensor(data: Any) -> torch.Tensor:
 
 
 def _shrink(pixels: torch.Tensor) -> torch.Tensor:
-    """(height, width, 3), no side over PREVIEW_SIDE."""
+    """Scales (height, width, 3) so that no side is over PREVIEW_SIDE."""
     scale = PREVIEW_SIDE / max(pixels.shape[:2])
     if scale < 1:
         size = [max(1, round(side * scale)) for side in pixels.shape[:2]]
@@ -176,5 +174,4 @@ def _shrink(pixels: torch.Tensor) -> torch.Tensor:
 
 
 def _to_bytes(pixels: torch.Tensor) -> torch.Tensor:
-    """0 to 1 as 8 bit."""
     return (pixels * 255).round().clamp(0, 255).to(torch.uint8)

@@ -16,8 +16,7 @@ from services.common.rpc.requests import first_start
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
 from services.diffusion.conditioning_stream import read_conditioning
-from services.diffusion.files import read_files
-from services.diffusion.images import decode_files
+from services.diffusion.images import decode_files, read_files
 from services.diffusion.request import OutputSpec, check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
@@ -52,25 +51,26 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         run = _Run(self.engine, outputs, start.progress_interval_ms / 1000)
         try:
             async for output, event in run.events():
-                if isinstance(event, Failed):
-                    raise event.error
-                if isinstance(event, Started):
-                    call.timings.mark_started()
-                elif isinstance(event, Encoded):
-                    call.timings.mark_prefilled()
-                elif isinstance(event, Progress):
-                    progress = dit_pb2.DitProgress(output=output, step=event.step, num_inference_steps=event.steps)
-                    yield Response(progress=progress)
-                elif isinstance(event, Preview):
-                    index = sum(step < event.step for step in outputs[output].preview_steps)
-                    pixels = to_message(event.pixels)
-                    preview = dit_pb2.DitPreview(output=output, index=index, step=event.step, pixels=pixels)
-                    yield Response(preview=preview)
-                else:
-                    call.timings.mark_output()
-                    pieces = self._pieces(output, event)
-                    while piece := await asyncio.to_thread(next, pieces, None):
-                        yield Response(piece=piece)
+                match event:
+                    case Failed(error):
+                        raise error
+                    case Started():
+                        call.timings.mark_started()
+                    case Encoded():
+                        call.timings.mark_prefilled()
+                    case Progress(step, of_steps):
+                        progress = dit_pb2.DitProgress(output=output, step=step, num_inference_steps=of_steps)
+                        yield Response(progress=progress)
+                    case Preview(step, pixels):
+                        index = sum(other < step for other in outputs[output].preview_steps)
+                        message = to_message(pixels)
+                        preview = dit_pb2.DitPreview(output=output, index=index, step=step, pixels=message)
+                        yield Response(preview=preview)
+                    case Done(data):
+                        call.timings.mark_output()
+                        pieces = self._pieces(output, data)
+                        while piece := await asyncio.to_thread(next, pieces, None):
+                            yield Response(piece=piece)
         finally:
             run.cancel()
             call.set(outputs=count, steps=run.steps, mean_batch=round(run.mean_batch, 2))
@@ -91,10 +91,10 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
             lambda: resolve(start, *decode_files(files, self._settings), models, info, given)
         )
 
-    def _pieces(self, output: int, done: Done) -> Iterator[dit_pb2.DitPiece]:
-        """`done` in messages of at most 4 MiB; in each at least one row, frame or sample. Without torch's operations:
-        see `start_engine` about threads."""
-        data, info = done.data, self.engine.models.info
+    def _pieces(self, output: int, data: torch.Tensor) -> Iterator[dit_pb2.DitPiece]:
+        """`data` in messages of at most 4 MiB, or of one row, frame or sample. Without torch's operations: see
+        `start_engine` about threads."""
+        info = self.engine.models.info
         entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * data.element_size()))
         for first in range(0, data.shape[0], entries):
             part = data[first : first + entries]
@@ -115,7 +115,7 @@ class _Run:
         interval_s: least time between two reports of an output's progress.
 
     Attributes:
-        steps: denoising steps done, of all of them.
+        steps: denoising steps done, of all outputs.
     """
 
     def __init__(self, engine: DitEngine, outputs: Sequence[OutputSpec], interval_s: float) -> None:
@@ -128,14 +128,14 @@ class _Run:
         self._outputs = [engine.submit(spec, partial(self._hear, i)) for i, spec in enumerate(outputs)]
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
-        """(output, event), until the last is done or one has failed."""
+        """(output, event), until the last is done."""
         while self._pending:
             output, event = await self._events.get()
             self._pending -= isinstance(event, Done)
             yield output, event
 
     def _hear(self, output: int, event: Event) -> None:
-        """Counts steps and passes on what is to be reported. In the engine's thread."""
+        """Counts steps and passes on what the caller gets. In the engine's thread."""
         if isinstance(event, Progress):
             self.steps += 1
             self._batches += event.batch
@@ -147,10 +147,9 @@ class _Run:
 
     @property
     def mean_batch(self) -> float:
-        """Outputs that shared a step, on average."""
+        """Mean number of outputs in a step."""
         return self._batches / self.steps if self.steps else 0.0
 
     def cancel(self) -> None:
-        """Gives up what is not done."""
         for output in self._outputs:
             self._engine.cancel(output)

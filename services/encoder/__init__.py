@@ -1,1 +1,1 @@
-"""The stage that reads prompts for a diffusion stage without encoders of its own."""
+"""The stage that reads prompts for a diffusion stage without encoders."""

@@ -1,4 +1,4 @@
-"""The encoder's process, `python -m services.encoder --model DIR_OR_ID --port 50055`: its RPC and its start."""
+"""The encoder's process, `python -m services.encoder --model DIR_OR_ID --port 50055`."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,8 +13,7 @@ from services.common.rpc.requests import first_start
 from services.common.stage import Stage, main
 from services.common.stream.hub import StreamHub
 from services.diffusion.conditioning_stream import send_conditioning
-from services.diffusion.files import read_files
-from services.diffusion.images import decode_files
+from services.diffusion.images import decode_files, read_files
 from services.diffusion.model_info import warm_up_output
 from services.diffusion.pipelines import silence_libraries
 from services.diffusion.request import OutputSpec, check, resolve

@@ -1,4 +1,4 @@
-"""Runs a diffusers pipeline up to where its prompts are read, and keeps what its encoders made."""
+"""Runs a diffusers pipeline up to its first denoising call, and keeps what its encoders made."""
 
 import asyncio
 import threading
@@ -24,7 +24,6 @@ class EncoderEngine:
     """Text encoders, and what else runs before denoising. One request at a time, in a thread of its own.
 
     Attributes:
-        info: what requests are checked against.
         draws_prior_tokens: whether each output needs an encoding of its own, by its seed.
         names: of the text encoders.
 
@@ -33,8 +32,6 @@ class EncoderEngine:
     """
 
     def __init__(self, settings: EncoderSettings) -> None:
-        if settings.threads:
-            torch.set_num_threads(settings.threads)
         device = engine_device(settings.device)
         folder = pipelines.find_checkpoint(settings.model)
         self.dtype = pipelines.checkpoint_dtype(folder, settings.dtype)
@@ -54,7 +51,7 @@ class EncoderEngine:
         self._thread = ThreadPoolExecutor(1, "encoder-engine")
 
     async def encode(self, outputs: Sequence[OutputSpec]) -> list[Conditioning]:
-        """What a diffusion stage needs to make `outputs`. Cancelling it ends the encoding at the next call of a model.
+        """What a diffusion stage needs to make `outputs`. Cancelling ends the encoding at the next call of a model.
 
         Raises:
             StageError: the pipeline failed or refused an argument.
@@ -95,7 +92,7 @@ def _run(spec: OutputSpec) -> Conditioning:
 
 
 def _end_at(model: Any) -> None:
-    """Pipelines stop where they would call `model`, which has no weights."""
+    """Makes pipelines stop where they call `model`, which has no weights."""
 
     def stop(*args: Any, **kwargs: Any) -> Any:
         raise pipelines.PipelineStopped

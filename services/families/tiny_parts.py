@@ -1,8 +1,5 @@
-"""Shared parts of small random checkpoints.
-
-The weights preserve variance, so that logits are spread and every input matters. With small weights greedy decoding
-would compare rounding errors.
-"""
+"""Shared parts of small random checkpoints. The weights preserve variance, so that every input matters and greedy
+decoding does not depend on rounding."""
 
 import json
 import math
@@ -49,7 +46,7 @@ def vision_config(width: int, output: int) -> dict[str, Any]:
 
 
 def randomize(model: nn.Module) -> None:
-    """Draws all weights from torch's global generator, in the order of the parameters."""
+    """Draws all weights from torch's global generator."""
     for name, parameter in model.named_parameters():
         fill(name, parameter)
 

@@ -39,7 +39,7 @@ def test_paths_follow_the_settings() -> None:
     assert told["blocks"] == "compiled"
     assert told["models"] == "offload model"
     assert told["steps"] == "one output each"
-    assert paths(A100, context_parallel_ulysses=2)["devices"] == "2: ulysses 2 x ring 1"
+    assert paths(A100, context_parallel={"ulysses": 2})["devices"] == "2: ulysses 2 x ring 1"
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_paths_follow_the_settings() -> None:
         (None, {"offload": "group"}, "offload=group keeps models off the device"),
         (None, {"attention_backend": "_flash_3"}, "--attention-backend=_flash_3 needs a GPU"),
         (T4, {"attention_backend": "flash"}, "needs sm_80 or newer, this is sm_75"),
-        (A100, {"context_parallel_ulysses": 2, "offload": "model"}, "not together with offload=model"),
-        (None, {"context_parallel_ring": 2}, "ring of CPUs"),
+        (A100, {"context_parallel": {"ulysses": 2}, "offload": "model"}, "not together with offload=model"),
+        (None, {"context_parallel": {"ring": 2}}, "ring of CPUs"),
     ],
 )
 def test_what_cannot_start_says_what_to_change(

@@ -276,7 +276,7 @@ def test_adapters_are_chosen_by_request(flux: Path, tmp_path: Path) -> None:
 def test_a_cache_keeps_requests_apart_and_forgets_them(flux: Path) -> None:
     pipeline = fresh(flux)
     pipeline.transformer.enable_cache(FirstBlockCacheConfig(threshold=5.0))
-    with bench(flux, cache="first-block", cache_threshold=5.0) as dit:
+    with bench(flux, cache="first-block:5.0") as dit:
         assert not dit.info.batched
         assert list(dit.info.tasks) == [dit_pb2.DIT_TASK_TEXT_TO_IMAGE]  # edits have no caches
         assert "first-block" in dit.info.not_batched
@@ -304,8 +304,8 @@ def test_a_cache_keeps_requests_apart_and_forgets_them(flux: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "tolerance"),
     [
-        ({"vae_slicing": True}, 1e-4),
-        ({"vae_tiling": True}, 1e-4),
+        ({"vae_decoding": "sliced"}, 1e-4),
+        ({"vae_decoding": "tiled"}, 1e-4),
         ({"attention_backend": "_native_math"}, 1e-4),
         pytest.param({"compile": "on"}, 1e-4, marks=pytest.mark.long),
         ({"cache": "taylorseer"}, 1.0),
@@ -334,7 +334,6 @@ def test_options_of_diffusers(flux: Path, settings: dict[str, Any], tolerance: f
         ("flux", {"max_pixels": 256, "default_size": "16x16"}, "max_pixels"),
         ("flux", {"max_inference_steps": 5, "default_inference_steps": 6}, "default_inference_steps"),
         ("wan", {"max_frames": 4}, "max_frames"),
-        ("wan", {"default_frames": 6}, "default_frames"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_at_start(family: str, settings: dict[str, Any], message: str) -> None:

@@ -21,12 +21,13 @@ from quartet.v1 import dit_pb2
 from services.common.errors import InternalError, InvalidInput
 from services.dit.__main__ import start_engine
 from services.dit.config import DitSettings
+from services.dit.context_parallel.group import Group, GroupFailed, ParallelModels
 from services.dit.output import Done, Failed
-from services.dit.parallel_group import GroupFailed
 from tests.support.stage.dit_engine import Bench, bench, fresh, reference
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
 FAMILIES = ("flux", "qwen-image")  # wan and flux2-klein pass too: each is seconds of starting processes
+TWO = {"ulysses": 2}  # ranks
 TIMEOUT_S = 120.0
 ENDLESS_STEPS = 20_000  # minutes of work: it is ended before
 
@@ -57,10 +58,13 @@ def asked_for(checkpoint: Path, **settings: Any) -> DitSettings:
     return DitSettings(model=str(checkpoint), **settings)
 
 
+def group_of(dit: Bench) -> Group:
+    assert isinstance(dit.engine.models, ParallelModels)
+    return dit.engine.models.group
+
+
 def workers(dit: Bench) -> list[int]:
-    group = dit.engine.models.group
-    assert group is not None
-    return [process.pid for process in group.processes if process.pid]
+    return [process.pid for process in group_of(dit).processes if process.pid]
 
 
 def is_alive(pid: int) -> bool:
@@ -84,7 +88,7 @@ def test_two_ranks_give_what_diffusers_gives(family: str, make: Callable[[str], 
     from PIL import Image
 
     images = [Image.new("RGB", (64, 64), "teal")] if family == "wan-i2v" else []
-    with bench(make(family), context_parallel_ulysses=2) as dit:
+    with bench(make(family), context_parallel=TWO) as dit:
         # lengths of prompts that two does not divide, and that are masked where they share a step
         starts = [
             start(family, "a red fox"),
@@ -115,7 +119,7 @@ def lengths(denoiser: Any) -> set[int]:
 
 @pytest.mark.long
 def test_adapters_are_those_of_the_request_on_every_rank(make: Callable[[str], Path], adapter: Path) -> None:
-    with bench(make("flux"), lora={"style": str(adapter)}, context_parallel_ulysses=2) as dit:
+    with bench(make("flux"), lora={"style": str(adapter)}, context_parallel=TWO) as dit:
         plain, styled = start("flux", "a red fox"), start("flux", "a red fox")
         styled.loras.add(name="style", weight=0.7)
         orders = [*dit.orders(plain), *dit.orders(styled), *dit.orders(plain)]
@@ -131,7 +135,7 @@ def test_adapters_are_those_of_the_request_on_every_rank(make: Callable[[str], P
 
 @pytest.mark.long
 def test_a_cancel_and_a_bad_request_leave_the_group_working(make: Callable[[str], Path]) -> None:
-    with bench(make("flux"), context_parallel_ulysses=2, max_inference_steps=ENDLESS_STEPS) as dit:
+    with bench(make("flux"), context_parallel=TWO, max_inference_steps=ENDLESS_STEPS) as dit:
         (order,) = dit.orders(start("flux", "a red fox"))
         before = dit.make([order])[0]
         (long,) = dit.orders(start("flux", "a blue house", num_inference_steps=ENDLESS_STEPS))
@@ -156,7 +160,7 @@ def broken(make: Callable[[str], Path]) -> Iterator[tuple[Bench, list[BaseExcept
     """An engine and what it said was fatal; it may be broken by the test."""
     torch.set_num_threads(1)
     sizes = {"default_size": "64x64", "max_inference_steps": ENDLESS_STEPS}
-    settings = asked_for(make("flux"), context_parallel_ulysses=2, **sizes)
+    settings = asked_for(make("flux"), context_parallel=TWO, **sizes)
     fatal: list[BaseException] = []
     engine = start_engine(settings, fatal.append)
     yield Bench(engine), fatal
@@ -190,8 +194,7 @@ def test_a_killed_worker_ends_the_engine(busy: bool, broken: tuple[Bench, list[E
 def test_an_error_of_one_rank_only_ends_the_engine(broken: tuple[Bench, list[Exception]]) -> None:
     dit, fatal = broken
     (pid,) = workers(dit)
-    group = dit.engine.models.group
-    assert group is not None
+    group = group_of(dit)
     # the worker refuses a name that it has not, and rank 0 waits for its part of a real call
     run = group.run
     group.run = lambda name, *rest: run("nothing", *rest)  # type: ignore[method-assign]
@@ -209,7 +212,7 @@ def test_an_error_of_one_rank_only_ends_the_engine(broken: tuple[Bench, list[Exc
 def test_no_process_is_left(how: str, make: Callable[[str], Path]) -> None:
     command = [sys.executable, "-m", "services.dit", "--model", str(make("flux")), "--default-size", "64x64"]
     stage = subprocess.Popen(
-        [*command, "--context-parallel-ulysses", "2"], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        [*command, "--context-parallel", "ulysses=2"], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     )
     assert stage.stderr is not None
     lines: list[str] = []
@@ -240,19 +243,19 @@ def test_no_process_is_left(how: str, make: Callable[[str], Path]) -> None:
     ("family", "settings", "reason"),
     [
         ("z-image", {}, "no context-parallel plan for ZImageTransformer2DModel"),
-        ("flux", {"context_parallel_ulysses": 3}, "does not divide the 2 attention heads"),
+        ("flux", {"context_parallel": {"ulysses": 3}}, "does not divide the 2 attention heads"),
         ("flux", {"cache": "first-block"}, "not together with cache=first-block"),
         ("flux", {"compile": "on"}, "not together with compile"),
         ("flux", {"offload": "model"}, "not together with offload=model"),
         ("flux", {"attention_backend": "flex"}, "attention_backend=flex cannot do that"),
-        ("flux", {"context_parallel_ring": 2}, "attention_backend=native cannot do that"),
-        ("flux", {"context_parallel_ring": 2, "attention_backend": "_native_flash"}, "a ring of CPUs"),
+        ("flux", {"context_parallel": TWO | {"ring": 2}}, "attention_backend=native cannot do that"),
+        ("flux", {"context_parallel": TWO | {"ring": 2}, "attention_backend": "_native_flash"}, "a ring of CPUs"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_start(
     family: str, settings: dict[str, Any], reason: str, make: Callable[[str], Path]
 ) -> None:
-    asked = asked_for(make(family), **{"device": "cpu", "context_parallel_ulysses": 2, **settings})
+    asked = asked_for(make(family), **{"device": "cpu", "context_parallel": TWO, **settings})
     with pytest.raises(ValueError, match=reason):
         start_engine(asked)
 
@@ -262,7 +265,7 @@ def test_too_few_devices_are_refused(make: Callable[[str], Path]) -> None:
     while degree <= torch.cuda.device_count():
         degree *= 2
     backend = "_native_flash"
-    asked = asked_for(make("flux"), device="cuda", attention_backend=backend, context_parallel_ring=degree)
+    asked = asked_for(make("flux"), device="cuda", attention_backend=backend, context_parallel={"ring": degree})
     with pytest.raises(ValueError, match=f"{degree} CUDA devices are needed"):
         start_engine(asked)
 
@@ -271,7 +274,7 @@ def test_too_few_devices_are_refused(make: Callable[[str], Path]) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 @pytest.mark.parametrize(
     "settings",
-    [{"context_parallel_ulysses": 2}, {"context_parallel_ring": 2, "attention_backend": "_native_flash"}],
+    [{"context_parallel": TWO}, {"context_parallel": {"ring": 2}, "attention_backend": "_native_flash"}],
     ids=["ulysses", "ring"],
 )
 @pytest.mark.parametrize("family", ["flux", "wan"])

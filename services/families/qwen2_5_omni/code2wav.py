@@ -1,7 +1,4 @@
-"""Qwen2.5-Omni's token2wav as a decoder: windows of codes to mel frames, mel frames to sound.
-
-Each window has the reference's mel frames for its codes, context and noise.
-"""
+"""Qwen2.5-Omni's token2wav: windows of codes to mel frames, as the reference's, and mel frames to sound."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +14,7 @@ from services.common.engine.ecapa import SpeakerEncoder
 from services.families.qwen2_5_omni.token2wav.bigvgan import BigVgan, BigVganSizes, VocoderState
 from services.families.qwen2_5_omni.token2wav.dit import Dit
 from services.families.qwen2_5_omni.token2wav.flow import Flow, MelWindow, evaluation_times
-from services.families.qwen2_5_omni.token2wav.sizes import DEFAULTS, DitSizes
+from services.families.qwen2_5_omni.token2wav.sizes import SPEAKER_DEFAULTS, DitSizes
 from services.families.qwen2_5_omni.voices import FILE, VoicePreset, read_voices
 
 DTYPE = torch.float32  # the reference's, for any dtype of the checkpoint
@@ -41,9 +38,10 @@ def new_decoder(config: dict[str, Any]) -> "Token2Wav":
     if part is None or not config.get("enable_audio_output", True):
         raise ValueError(f"the checkpoint has no token2wav (model type {config.get('model_type')})")
     name = "token2wav_config.dit_config"
-    stated: dict[str, Any] = {**DEFAULTS, **(part.get("dit_config") or {})}
+    stated: dict[str, Any] = part.get("dit_config") or {}
+    speaker = SpeakerEncoder({**SPEAKER_DEFAULTS, **stated}, name)
     vocoder = BigVganSizes.of(part.get("bigvgan_config") or {}, "token2wav_config.bigvgan_config")
-    return Token2Wav(DitSizes.of(stated, name), SpeakerEncoder(stated, name), vocoder)
+    return Token2Wav(DitSizes.of(stated, name), speaker, vocoder)
 
 
 @dataclass
@@ -107,12 +105,12 @@ class Token2Wav(Decoder):
     """Raises ValueError if the sizes do not fit each other."""
 
     def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder, vocoder: BigVganSizes) -> None:
-        if sizes.mel_bins != vocoder.mel_bins:
-            raise ValueError(f"token2wav_config: mel_dim is {sizes.mel_bins} and, of BigVGAN, {vocoder.mel_bins}")
-        if sizes.repeats * sizes.mel_bins % 16:
+        if sizes.mel_dim != vocoder.mel_dim:
+            raise ValueError(f"token2wav_config: mel_dim is {sizes.mel_dim} and, of BigVGAN, {vocoder.mel_dim}")
+        if sizes.repeats * sizes.mel_dim % 16:
             # torch draws normal numbers in sixteens. Only multiples give the same noise in one draw as in several.
             name = "token2wav_config.dit_config: repeats x mel_dim"
-            raise ValueError(f"{name}, {sizes.repeats} x {sizes.mel_bins}, must be a multiple of 16")
+            raise ValueError(f"{name}, {sizes.repeats} x {sizes.mel_dim}, must be a multiple of 16")
         samples = sizes.repeats * vocoder.samples_per_mel
         super().__init__(
             DecoderSpec(vocoder.samples_per_mel * MEL_FRAMES_PER_SECOND, samples, codebook_sizes=(sizes.codes,))
@@ -129,13 +127,9 @@ class Token2Wav(Decoder):
         self.use(read_voices(folder), settings.over(self._default_windows()))
 
     def use(self, voices: dict[str, VoicePreset], windows: Windows) -> None:
-        """Sets voices, the default first, and windows.
-
-        Raises:
-            ValueError: windows that are no blocks of the model, or voices of other widths.
-        """
+        """Sets voices, the default first, and windows. Raises ValueError if they do not fit the model."""
         windows.check(self.sizes.block_codes)
-        most = self.sizes.most_mel_frames // self.sizes.repeats
+        most = self.sizes.max_position_embeddings // self.sizes.repeats
         if windows.most_decoded > most:
             raise ValueError(
                 f"--window-frames: with those around it, a window has {windows.most_decoded} frames, more "
@@ -143,8 +137,8 @@ class Token2Wav(Decoder):
             )
         for name, voice in voices.items():
             widths = len(voice.conditioning), voice.reference_mel.shape[1]
-            if widths != (self.sizes.voice, self.sizes.mel_bins):
-                wanted = f"{self.sizes.voice} and {self.sizes.mel_bins}"
+            if widths != (self.sizes.enc_emb_dim, self.sizes.mel_dim):
+                wanted = f"{self.sizes.enc_emb_dim} and {self.sizes.mel_dim}"
                 raise ValueError(f"{FILE}: {name}: cond and ref_mel are {widths[0]} and {widths[1]} wide, not {wanted}")
         self._voices = voices
         self.spec = replace(
@@ -183,7 +177,7 @@ class Token2Wav(Decoder):
 
     def new_states(self, slots: int) -> Token2WavStates:
         windows, device = self.spec.windows or WINDOWS, self.device
-        bins = self.sizes.mel_bins
+        bins = self.sizes.mel_dim
         held = windows.most_decoded or self.spec.max_frames
 
         def new(voice: str, seed: int) -> Token2WavStream:
@@ -245,7 +239,7 @@ class Token2Wav(Decoder):
         return [samples.cpu() for samples in self.vocoder.sound(parts)]
 
     def _window(self, speech: Token2WavStream, end: int, stop: int) -> MelWindow:
-        """The window for the frames up to `end`, with context up to `stop`; empty without frames to decode."""
+        """The window for frames up to `end`, with context up to `stop`; empty without frames to decode."""
         count = stop - speech.first if end > speech.start else 0
         noise = speech.noise[: count * self.sizes.repeats].to(self.device)
         return MelWindow(speech.codes[:count], noise, self._voice_rows[speech.voice])

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from services.families.qwen2_5_omni.talker_prompt import AnswerInput, PromptSpec
-from services.families.qwen2_5_omni.token2wav.sizes import DEFAULTS
+from services.families.qwen2_5_omni.token2wav.sizes import DitSizes
 from services.families.qwen2_5_omni.voices import FILE, read_voices
+from services.families.talker_config import rope_of, transformer_spec
 from services.registry import has_speech
 from services.talker import family
 
@@ -43,9 +44,15 @@ def _talker_spec(config: dict[str, Any], voices: tuple[str, ...]) -> family.Talk
     codec = {name: talker[f"tts_codec_{name}_token_id"] for name in ("start", "end", "pad", "mask")}
     ends = frozenset({codec["pad"], codec["end"]})
     # code2wav has no embeddings of the other codes. The reference suppresses only the start, and fails at the rest.
-    known = config["token2wav_config"].get("dit_config", {}).get("num_embeds", DEFAULTS["num_embeds"]) + 1
+    known = config["token2wav_config"].get("dit_config", {}).get("num_embeds", DitSizes.num_embeds) + 1
     return family.TalkerSpec(
-        talker=_transformer(talker),
+        talker=transformer_spec(
+            talker,
+            "talker_config",
+            qkv_bias=True,
+            qk_norm=False,
+            rope_sections=tuple(rope_of(talker)["mrope_section"]),
+        ),
         num_code_groups=1,
         max_positions=talker["max_position_embeddings"],
         text_vocab=config["thinker_config"]["text_config"]["vocab_size"],
@@ -59,31 +66,4 @@ def _talker_spec(config: dict[str, Any], voices: tuple[str, ...]) -> family.Talk
         shares_projection=True,
         text_has_states=True,
         defaults=SAMPLING,
-    )
-
-
-def _transformer(config: dict[str, Any]) -> family.TransformerSpec:
-    # transformers 5 writes rope_parameters; the published config.json has the other keys.
-    rope: dict[str, Any] = config.get("rope_parameters") or {
-        "rope_theta": config["rope_theta"],
-        **(config.get("rope_scaling") or {}),
-    }
-    if rope.get("rope_type", rope.get("type", "default")) not in ("default", "mrope"):
-        raise ValueError(f"talker_config: rope {rope} is not supported, only default")
-    if config.get("use_sliding_window"):
-        raise ValueError("talker_config.use_sliding_window: sliding-window layers are not supported")
-    return family.TransformerSpec(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        head_dim=config["head_dim"],
-        intermediate=config["intermediate_size"],
-        vocab=config["vocab_size"],
-        norm_eps=config["rms_norm_eps"],
-        rope_theta=rope["rope_theta"],
-        activation=config["hidden_act"],
-        qkv_bias=True,
-        qk_norm=False,
-        rope_sections=tuple(rope["mrope_section"]),
     )

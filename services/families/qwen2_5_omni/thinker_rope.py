@@ -1,7 +1,7 @@
 """Positions of a prompt's tokens in time, height and width (TMRoPE).
 
-Source: transformers' `Qwen2_5OmniThinkerForConditionalGeneration.get_rope_index`. vLLM differs for a video with sound:
-the two tokens before it share a position, and the two after it.
+Source: transformers' `Qwen2_5OmniThinkerForConditionalGeneration.get_rope_index`, which differs from vLLM for a video
+with sound.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """The talker of Qwen3-Omni: a mixture of experts that reads a thinker's prompt and speaks its answer."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from transformers import Qwen3OmniMoeConfig
 
 from services.families.qwen3_omni.talker_prompt import AnswerInput, PromptSpec
 from services.families.qwen3_omni.talker_text import TextTurn
+from services.families.talker_config import generation_values, rope_of, transformer_spec
 from services.registry import has_speech
 from services.talker import family
 from services.talker.text import TextTokenizer
@@ -49,9 +49,15 @@ def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
 def _talker_spec(config: Any, defaults: family.SamplingDefaults) -> family.TalkerSpec:
     talker = config.talker_config
     text, predictor, end = talker.text_config, talker.code_predictor_config, talker.codec_eos_token_id
+    layers: dict[str, Any] = text.to_dict()
     resize = family.ProjectionSpec(talker.thinker_hidden_size, text.intermediate_size)
     return family.TalkerSpec(
-        talker=_transformer(text),
+        talker=transformer_spec(
+            layers,
+            text.model_type,
+            rope_sections=tuple(rope_of(layers).get("mrope_section", (24, 20, 20))),
+            rope_interleaved=True,
+        ),
         num_code_groups=talker.num_code_groups,
         max_positions=text.max_position_embeddings,
         text_vocab=config.thinker_config.text_config.vocab_size,
@@ -66,36 +72,10 @@ def _talker_spec(config: Any, defaults: family.SamplingDefaults) -> family.Talke
             shared_intermediate=text.shared_expert_intermediate_size,
             renormalize=text.norm_topk_prob,
         ),
-        predictor=_transformer(predictor),
+        predictor=transformer_spec(predictor.to_dict(), predictor.model_type),
         text_projection=resize,
         state_projection=resize,
         defaults=defaults,
-    )
-
-
-def _transformer(config: Any) -> family.TransformerSpec:
-    rope = config.rope_parameters
-    if rope.get("rope_type", "default") != "default":
-        raise ValueError(f"{config.model_type}: rope_type {rope['rope_type']} is not supported, only default")
-    layer_types = getattr(config, "layer_types", ())
-    if getattr(config, "sliding_window", None) is not None and "sliding_attention" in layer_types:
-        raise ValueError(f"{config.model_type}: sliding-window layers are not supported")
-    is_talker = config.model_type == "qwen3_omni_moe_talker_text"
-    return family.TransformerSpec(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        intermediate=config.intermediate_size,
-        vocab=config.vocab_size,
-        norm_eps=config.rms_norm_eps,
-        rope_theta=rope["rope_theta"],
-        activation=config.hidden_act,
-        qkv_bias=config.attention_bias,
-        o_bias=config.attention_bias,
-        rope_sections=tuple(rope.get("mrope_section", (24, 20, 20))) if is_talker else None,
-        rope_interleaved=is_talker,
     )
 
 
@@ -104,8 +84,7 @@ def _sampling_defaults(folder: Path) -> family.SamplingDefaults:
 
     Source of the predictor's: `Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation`.
     """
-    path = folder / "generation_config.json"
-    values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    values = generation_values(folder)
     stated: dict[str, Any] = {"temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05}
     return family.SamplingDefaults(
         **{name: values.get(f"talker_{name}", default) for name, default in stated.items()},

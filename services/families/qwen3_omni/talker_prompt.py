@@ -22,7 +22,7 @@ class PromptSpec:
     """Ids and sizes of a Qwen3OmniMoeConfig. `codec_*` and speakers are codes, other ids are text.
 
     Attributes:
-        states: `Rows.name` of the media's rows: states of the thinker's layer `state_layer`.
+        states: `Rows.name` of the media's states.
         codec_prefix: codes before the speaker's.
     """
 
@@ -92,9 +92,9 @@ def answer_head(token_ids: torch.Tensor, spec: PromptSpec) -> list[int]:
 def rope_positions(prompt: ThinkerPrompt, spec: PromptSpec) -> torch.Tensor:
     """Rope positions of the talker's rows: (rows, 3) int64.
 
-    The reference computes them anew (`get_rope_index`) for the kept ids. Only text is dropped, so a kept stretch has
-    the thinker's positions, shifted to follow the one before. As in the reference, a video with sound counts as text
-    unless an image or plain video follows.
+    They equal the reference's `get_rope_index` of the kept ids. Only text is dropped, so a kept stretch has the
+    thinker's positions, shifted to follow the one before. As in the reference, a video with sound counts as text unless
+    an image or plain video follows.
     """
     kept = user_positions(prompt.token_ids, spec)
     ids = id_list(prompt.token_ids[kept])
@@ -135,7 +135,7 @@ def talker_prompt(prompt: ThinkerPrompt, first_text_id: int, speaker: str, spec:
     """All user turns, then the assistant's turn up to the first text token.
 
     Raises:
-        InvalidInput: the rows of the prompt do not fit together.
+        InvalidInput: the prompt's rows do not fit together.
     """
     head = answer_head(prompt.token_ids, spec)
     is_state = is_media(prompt.token_ids, spec)
@@ -167,7 +167,7 @@ class AnswerInput(AnswerRows):
         self._media: list[torch.Tensor] = []
 
     def _add_states(self, first: int, expected: int, rows: torch.Tensor, prompt_positions: int) -> None:
-        """Keeps the rows of the prompt's media positions, and drops rows between them."""
+        """Keeps the rows of the prompt's media positions."""
         if first >= prompt_positions:
             return
         if len(self.prompt) < first + len(rows):
@@ -177,7 +177,7 @@ class AnswerInput(AnswerRows):
 
     @property
     def ready(self) -> bool:
-        """Whether the whole prompt, its media states and the first text token are here."""
+        """Whether the prompt, its media states and the first text token are here."""
         if not self.has_prompt_ids or not self.answer:
             return False
         if sum(map(len, self._media)) < int(is_media(torch.tensor(self.prompt), self._spec).sum()):
@@ -188,11 +188,7 @@ class AnswerInput(AnswerRows):
         return not self._spec.vision_ids.isdisjoint(self.prompt)
 
     def take_prompt(self) -> Prompt:
-        """The prompt, once `ready`. It drops its states, which may be the thinker's memory.
-
-        Raises:
-            InvalidInput: the rows do not fit together.
-        """
+        """Also drops the states, which may be the thinker's memory. Raises InvalidInput: rows do not fit together."""
         states, self._media = self._media, []
         ids = torch.tensor(self.prompt)
         self._head = answer_head(ids, self._spec)
@@ -200,7 +196,7 @@ class AnswerInput(AnswerRows):
         return talker_prompt(prompt, [*self._head, *self.answer][0], self._speaker, self._spec)
 
     def take_text(self) -> Text:
-        """Text since the last call; at first with the prompt's beginning of the answer."""
+        """Text since the last call, first with the answer's beginning in the prompt."""
         text = [*self._head, *self.answer]
         self._head, self.answer = [], []
         return Text(text)

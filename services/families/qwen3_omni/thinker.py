@@ -30,8 +30,8 @@ class Qwen3OmniThinker(ThinkerCheckpoint):
     def sound_ids(self, sounds: Sequence[np.ndarray]) -> list[str]:
         """See `ThinkerCheckpoint.sound_ids`.
 
-        Sounds are padded to the request's longest, which changes their ends. Samples beyond a window or chunk do not
-        matter, nor does padding after silence and a whole hop.
+        Sounds are padded to the request's longest, which changes their ends within a window or chunk, but not after
+        silence and a whole hop.
         """
         extractor = self.processor.feature_extractor
         chunk = self.audio_chunk_frames * extractor.hop_length
@@ -74,8 +74,8 @@ def _accept_hidden_layer(config: dict[str, Any]) -> int | None:
 
 
 def _reasoning(processor: Any) -> ReasoningMarkers | None:
-    """Reasoning markers of a checkpoint without a talker. All vocabularies have them, but published talkers' thinkers
-    do not reason."""
+    """Reasoning markers of a checkpoint without a talker. All vocabularies have them; thinkers with a talker do not
+    reason."""
     vocabulary = processor.tokenizer.get_vocab()
     opening, closing = _THOUGHT
     if opening not in vocabulary or closing not in vocabulary:

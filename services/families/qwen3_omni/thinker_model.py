@@ -19,11 +19,10 @@ from services.thinker.plugin.rows import layers_of
 
 
 class ExactAudioProcessor(Qwen3OmniMoeThinkerMultiModalProcessor):
-    """Extracts transformers' audio features.
+    """Extracts transformers' audio features, from all sounds of a request unpadded.
 
-    vLLM pads each sound to whole hops, to cache sounds one by one. This changes the last frame and, for one length in
-    eight, the number of tokens. Here the feature extractor gets all sounds of a request unpadded. Its features depend
-    on the longest one, so the caller must give distinct `multi_modal_uuids` and process without a cache.
+    vLLM pads each sound to whole hops, which changes the last frame and, for one length in eight, the number of tokens.
+    These features depend on the longest sound, so the caller must give distinct `multi_modal_uuids` and use no cache.
     """
 
     _get_hf_mm_inputs: Any = Qwen2_5OmniThinkerMultiModalProcessor._get_hf_mm_inputs
@@ -65,9 +64,8 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
     def _process_audio_input(self, audio_input: Any) -> tuple[torch.Tensor, ...]:
         """Encodes each sound as transformers does with all sounds of its request.
 
-        The encoder pads chunks to the longest in the batch, which changes the end of shorter ones. vLLM batches sounds
-        of several requests and leaves out cached ones. So sounds are grouped by their own request's padding. A silent
-        chunk replaces a missing longest one.
+        The encoder pads chunks to the longest in the batch, which changes shorter ones. So sounds are grouped by their
+        own request's padding, and a silent chunk replaces a missing longest one.
 
         Args:
             audio_input: vLLM's: spectrograms joined (mel bins, sum of lengths), lengths (n,), and for each sound a mask

@@ -70,15 +70,6 @@ class ResidualQuantizer(nn.Module):
             yield vectors @ self.output_proj.weight[..., 0].to(vectors.dtype).T
 
 
-class SplitQuantizer(nn.Module):
-    """The semantic group and the acoustic ones, with a projection each."""
-
-    def __init__(self, groups: int, size: int, outputs: int) -> None:
-        super().__init__()
-        self.rvq_first = ResidualQuantizer(1, size, outputs // 2, outputs)
-        self.rvq_rest = ResidualQuantizer(groups - 1, size, outputs // 2, outputs)
-
-
 class Qwen3TtsDecoder(WaveDecoder):
     """A decoder whose transposed convolutions are trimmed on the right only.
 
@@ -89,13 +80,20 @@ class Qwen3TtsDecoder(WaveDecoder):
     def __init__(self, sizes: WaveSizes, codebook_dim: int, sample_rate_hz: int) -> None:
         spec = DecoderSpec(sample_rate_hz, sizes.samples_per_frame, (sizes.codebook_size,) * sizes.num_code_groups)
         super().__init__(spec, sizes)
-        self.quantizer = SplitQuantizer(sizes.num_code_groups, sizes.codebook_size, codebook_dim)
+        groups = {"rvq_first": 1, "rvq_rest": sizes.num_code_groups - 1}  # semantic and acoustic
+        self.quantizer = nn.ModuleDict(
+            {
+                name: ResidualQuantizer(count, sizes.codebook_size, codebook_dim // 2, codebook_dim)
+                for name, count in groups.items()
+            }
+        )
         self.pre_conv = CausalConv(codebook_dim, sizes.latent, 3, self.layout)
 
     def precompute(self) -> None:
         """Joins all codebooks, so that a frame's vector is a sum of table rows."""
         super().precompute()
-        tables = [*self.quantizer.rvq_first.tables(), *self.quantizer.rvq_rest.tables()]
+        quantizers: Any = self.quantizer.values()
+        tables = [table for quantizer in quantizers for table in quantizer.tables()]
         self._table = torch.cat(tables).to(self.dtype)  # (groups x codebook size, codebook_dim)
 
     def embed(self, codes: torch.Tensor, carry: Carry) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """The talker of Qwen3-TTS: a dense decoder that speaks a text, with its own, designed or cloned voices."""
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from services.families.qwen3_tts.talker_prompt import PromptSpec, SpokenText
+from services.families.talker_config import generation_values, transformer_spec
 from services.talker import family
 from services.talker.inputs import SampleReader
 from services.talker.text import TextTokenizer
@@ -56,7 +56,7 @@ def _talker_spec(config: Mapping[str, Any], defaults: family.SamplingDefaults) -
     talker = config["talker_config"]
     end, vocab, width = talker["codec_eos_token_id"], talker["vocab_size"], talker["text_hidden_size"]
     return family.TalkerSpec(
-        talker=_transformer("talker_config", talker),
+        talker=transformer_spec(talker, "talker_config"),
         num_code_groups=talker["num_code_groups"],
         max_positions=talker["max_position_embeddings"],
         text_vocab=talker["text_vocab_size"],
@@ -65,39 +65,15 @@ def _talker_spec(config: Mapping[str, Any], defaults: family.SamplingDefaults) -
         end_codes=frozenset({end}),
         suppressed_codes=frozenset(range(max(0, vocab - CONTROL_IDS), vocab)) - {end},
         min_frames=MIN_FRAMES,
-        predictor=_transformer("talker_config.code_predictor_config", talker["code_predictor_config"]),
+        predictor=transformer_spec(talker["code_predictor_config"], "talker_config.code_predictor_config"),
         text_projection=family.ProjectionSpec(width, width),
         defaults=defaults,
     )
 
 
-def _transformer(field: str, config: Mapping[str, Any]) -> family.TransformerSpec:
-    """Sizes of a stack. Its three rope positions are always equal, so that all frequencies turn with time."""
-    rope: Mapping[str, Any] = config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) not in ("default", "mrope"):
-        raise ValueError(f"{field}.rope_scaling: {dict(rope)} is not supported, only the default")
-    if config.get("use_sliding_window"):
-        raise ValueError(f"{field}.use_sliding_window: sliding-window layers are not supported")
-    return family.TransformerSpec(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        heads=config["num_attention_heads"],
-        kv_heads=config["num_key_value_heads"],
-        head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-        intermediate=config["intermediate_size"],
-        vocab=config["vocab_size"],
-        norm_eps=config["rms_norm_eps"],
-        rope_theta=config["rope_theta"],
-        activation=config["hidden_act"],
-        qkv_bias=config.get("attention_bias", False),
-        o_bias=config.get("attention_bias", False),
-    )
-
-
 def _sampling_defaults(folder: Path) -> family.SamplingDefaults:
     """The checkpoint's generation values, else the defaults of qwen-tts' `_merge_generate_kwargs`."""
-    path = folder / "generation_config.json"
-    values: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    values = generation_values(folder)
     talker_draws, predictor_draws = values.get("do_sample", True), values.get("subtalker_dosample", True)
     return family.SamplingDefaults(
         temperature=values.get("temperature", 0.9) if talker_draws else 0.0,

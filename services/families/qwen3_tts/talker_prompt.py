@@ -51,10 +51,7 @@ class PromptSpec:
 
 
 class SpokenText(GrowingText):
-    """A `services.talker.inputs.TextInput`: instructions, then the text.
-
-    The speech may continue a voice sample. The text then runs over the sample's frames.
-    """
+    """A `services.talker.inputs.TextInput`: instructions, then the text, which may continue a voice sample's."""
 
     def __init__(self, spec: PromptSpec, tokenizer: TextTokenizer, delivery: Delivery) -> None:
         super().__init__(tokenizer)
@@ -106,7 +103,7 @@ class SpokenText(GrowingText):
         )
 
     def _whole_text(self) -> tuple[list[int], list[int], tuple[int, ...]]:
-        """Text ids and codes of the last rows, and the text of all steps: the text before the sample's frames."""
+        """(text ids and codes of the last rows, text of the steps), with the text before the sample's frames."""
         spec, rows = self._spec, self._sample_rows
         text = [*self.ids, spec.tts_eos_id]
         self.ids = [spec.tts_pad_id]

@@ -42,8 +42,7 @@ SIZES = {
 
 
 def write_checkpoint(out: Path, size: str) -> None:
-    """Writes a checkpoint into `out`, with weights from torch's global generator. Tokenizer and config depend on `size`
-    only.
+    """Writes a checkpoint into `out`, with weights from torch's global generator.
 
     Raises:
         KeyError: no such size.

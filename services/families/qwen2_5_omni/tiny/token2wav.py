@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-MEL_BINS, VOICE_WIDTH = 80, 192
+MEL_BINS, VOICE_WIDTH = 80, 192  # defaults of the config
 SPEECH_RMS = 0.12  # loud, and clipping nearly nothing
 LOG_MEL_MEAN, LOG_MEL_STD = -4.0, 2.0  # about those of speech
 # Attention is sharp and strong, so that distant frames matter. The last convolution before a residual is weak.
@@ -16,7 +16,7 @@ _CALIBRATION_FRAMES = 80
 
 
 def token2wav_config(codebook: int, width: int) -> dict[str, Any]:
-    """`token2wav_config` of a config.json.
+    """`token2wav_config` of a config.json, without defaults of the config classes.
 
     Args:
         width: scale of all widths, at least 64, in steps of 4. Different ones share no dimension.
@@ -27,34 +27,18 @@ def token2wav_config(codebook: int, width: int) -> dict[str, Any]:
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "head_dim": width // 4 + 6,
-        "ff_mult": 2,
         "emb_dim": width - 20,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
-        "max_position_embeddings": 32768,
-        "block_size": 24,
         "look_ahead_layers": [1],
         "look_backward_layers": [0, 2],
-        "repeats": 2,
         "num_embeds": codebook + 1,
-        "mel_dim": MEL_BINS,
-        "enc_emb_dim": VOICE_WIDTH,
         "enc_dim": width - 36,
         "enc_channels": [speaker, speaker, speaker, 2 * speaker],
         "enc_kernel_sizes": [5, 3, 3, 1],
         "enc_dilations": [1, 2, 3, 1],
         "enc_attention_channels": inner,
-        "enc_res2net_scale": 2,
         "enc_se_channels": inner + 2,
     }
-    vocoder = {
-        "mel_dim": MEL_BINS,
-        "upsample_initial_channel": width,
-        "resblock_kernel_sizes": [3, 7, 11],
-        "resblock_dilation_sizes": [[1, 3, 5]] * 3,
-        "upsample_rates": [5, 3, 2, 2, 2, 2],
-        "upsample_kernel_sizes": [11, 7, 4, 4, 4, 4],
-    }
-    return {"dit_config": dit, "bigvgan_config": vocoder}
+    return {"dit_config": dit, "bigvgan_config": {"upsample_initial_channel": width}}
 
 
 def voices(bos_token_ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:

@@ -20,47 +20,44 @@ from services.families.qwen2_5_omni.token2wav.filters import (
     Mean,
     SmoothActivation,
 )
+from services.families.qwen2_5_omni.token2wav.sizes import fields_in
 
 _OUTER_KERNEL = 7  # of the first convolution and the last
-# Defaults of a checkpoint's config.
-_DEFAULTS: dict[str, Any] = {
-    "mel_dim": 80,
-    "upsample_initial_channel": 1536,
-    "resblock_kernel_sizes": [3, 7, 11],
-    "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5], [1, 3, 5]],
-    "upsample_rates": [5, 3, 2, 2, 2, 2],
-    "upsample_kernel_sizes": [11, 7, 4, 4, 4, 4],
-}
 _EQUALLY_LONG = (("upsample_rates", "upsample_kernel_sizes"), ("resblock_kernel_sizes", "resblock_dilation_sizes"))
 _LEAST_DB, _REFERENCE_DB = -115.0, 20.0
 
 
 @dataclass(frozen=True)
 class BigVganSizes:
-    """Sizes in channels unless said otherwise."""
+    """Keys of the vocoder's config, with their defaults."""
 
-    mel_bins: int
-    channels: int
-    rates: tuple[int, ...]
-    rate_kernels: tuple[int, ...]
-    kernels: tuple[int, ...]
-    dilations: tuple[tuple[int, ...], ...]
+    mel_dim: int = 80
+    upsample_initial_channel: int = 1536
+    resblock_kernel_sizes: Sequence[int] = (3, 7, 11)
+    resblock_dilation_sizes: Sequence[Sequence[int]] = ((1, 3, 5),) * 3
+    upsample_rates: Sequence[int] = (5, 3, 2, 2, 2, 2)
+    upsample_kernel_sizes: Sequence[int] = (11, 7, 4, 4, 4, 4)
 
     @property
     def samples_per_mel(self) -> int:
-        return prod(self.rates)
+        return prod(self.upsample_rates)
+
+    @property
+    def blocks(self) -> list[tuple[int, Sequence[int]]]:
+        """Kernel and dilations of each residual block of a level."""
+        return list(zip(self.resblock_kernel_sizes, self.resblock_dilation_sizes, strict=True))
 
     @property
     def delay_frames(self) -> int:
         """Mel frames that must follow one before all its samples are final."""
         outer = _OUTER_KERNEL // 2
         frames, rate = float(outer), 1
-        for kernel, times in zip(self.rate_kernels, self.rates, strict=True):
+        halves = [
+            sum(2 * SMOOTH_REACH + kernel // 2 * (dilation + 1) for dilation in dilations)
+            for kernel, dilations in self.blocks
+        ]
+        for kernel, times in zip(self.upsample_kernel_sizes, self.upsample_rates, strict=True):
             rate *= times
-            halves = [
-                sum(2 * SMOOTH_REACH + half * (dilation + 1) for dilation in dilations)
-                for half, dilations in zip((kernel // 2 for kernel in self.kernels), self.dilations, strict=True)
-            ]
             frames += ((kernel - times) // 2 + max(halves)) / rate
         return ceil(frames + (SMOOTH_REACH + outer) / rate)
 
@@ -71,22 +68,15 @@ class BigVganSizes:
         Raises:
             ValueError: sizes of unequal number.
         """
-        stated = {**_DEFAULTS, **config}
+        sizes = cls(**fields_in(config, cls))
         for key, other in _EQUALLY_LONG:
-            if len(stated[key]) != len(stated[other]):
+            if len(getattr(sizes, key)) != len(getattr(sizes, other)):
                 raise ValueError(f"{name}: {key} and {other} must be equally long")
-        return cls(
-            mel_bins=stated["mel_dim"],
-            channels=stated["upsample_initial_channel"],
-            rates=tuple(stated["upsample_rates"]),
-            rate_kernels=tuple(stated["upsample_kernel_sizes"]),
-            kernels=tuple(stated["resblock_kernel_sizes"]),
-            dilations=tuple(tuple(each) for each in stated["resblock_dilation_sizes"]),
-        )
+        return sizes
 
 
 class ResidualBlock(nn.Module):
-    """Residual pairs of a dilated and a plain convolution, each after an activation."""
+    """Residual pairs of a dilated and a plain convolution."""
 
     def __init__(self, channels: int, kernel: int, dilations: Sequence[int], layers: Layers) -> None:
         super().__init__()
@@ -105,8 +95,6 @@ class ResidualBlock(nn.Module):
 
 
 class VocoderState:
-    """A stream's state."""
-
     def __init__(self, layers: int) -> None:
         self.tails: list[torch.Tensor | None] = [None] * layers
 
@@ -119,18 +107,17 @@ class BigVgan(nn.Module):
     def __init__(self, sizes: BigVganSizes) -> None:
         super().__init__()
         layers = self._layers = Layers()
-        widths = [sizes.channels // 2**i for i in range(len(sizes.rates) + 1)]
-        self.conv_pre = CenteredConv(sizes.mel_bins, widths[0], _OUTER_KERNEL, layers)
+        widths = [sizes.upsample_initial_channel // 2**i for i in range(len(sizes.upsample_rates) + 1)]
+        self.conv_pre = CenteredConv(sizes.mel_dim, widths[0], _OUTER_KERNEL, layers)
         self.ups = nn.ModuleList(
             nn.ModuleList([CenteredTransposedConv(width, width // 2, kernel, rate, layers)])
-            for width, kernel, rate in zip(widths, sizes.rate_kernels, sizes.rates, strict=False)
+            for width, kernel, rate in zip(widths, sizes.upsample_kernel_sizes, sizes.upsample_rates, strict=False)
         )
-        blocks = list(zip(sizes.kernels, sizes.dilations, strict=True))
         self.resblocks = nn.ModuleList(
             ResidualBlock(width, kernel, dilations, layers)
-            for width, (kernel, dilations) in product(widths[1:], blocks)
+            for width, (kernel, dilations) in product(widths[1:], sizes.blocks)
         )
-        self._means = [Mean(len(blocks), layers) for _ in sizes.rates]
+        self._means = [Mean(len(sizes.blocks), layers) for _ in sizes.upsample_rates]
         self.activation_post = SmoothActivation(widths[-1], layers)
         self.conv_post = CenteredConv(widths[-1], 1, _OUTER_KERNEL, layers, bias=False)
 
@@ -150,8 +137,8 @@ class BigVgan(nn.Module):
         """The next final samples of some streams, (n,) each, -1 to 1.
 
         Args:
-            parts: each stream's state, which is updated, its next mel frames (frames, bins), or none, and whether they
-                are the last.
+            parts: each stream's state, which is updated, its next mel frames (frames, bins), and whether these are the
+                last.
         """
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, (sound, mel, last) in enumerate(parts):

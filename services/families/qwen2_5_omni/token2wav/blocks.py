@@ -1,14 +1,13 @@
 """Batches of windows as blocks of mel frames."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from services.families.qwen2_5_omni.token2wav.sizes import DitSizes
 
 
-@dataclass(frozen=True)
-class Blocks:
+class Blocks(NamedTuple):
     """The blocks of a batch of windows, (blocks,) tensors.
 
     Attributes:
@@ -27,7 +26,7 @@ class Blocks:
 
     @classmethod
     def of(cls, frames: list[int], block: int, rows: int = 0) -> "Blocks":
-        """Blocks, on the CPU, of windows of these numbers of mel frames, padded to `rows` blocks."""
+        """Blocks, on the CPU, of windows of `frames` mel frames, padded to `rows` blocks."""
         counts = [-(-n // block) for n in frames]
         padding = max(0, rows - sum(counts))
         counts, frames = counts + [1] * padding, frames + [block] * padding
@@ -44,11 +43,8 @@ class Blocks:
             positions=place[:, None] * block + torch.arange(block),
         )
 
-    def tensors(self) -> list[torch.Tensor]:
-        return [self.before, self.after, self.has_before, self.has_after, self.lengths, self.positions]
-
     def to(self, device: torch.device) -> "Blocks":
-        return Blocks(*(tensor.to(device) for tensor in self.tensors()))
+        return Blocks(*(tensor.to(device) for tensor in self))
 
 
 class Neighbours:
@@ -58,11 +54,11 @@ class Neighbours:
         self.blocks = blocks
         self._masks: dict[tuple[str, ...], torch.Tensor] = {}
         device = blocks.positions.device
-        frames = torch.arange(sizes.block, device=device)
+        frames = torch.arange(sizes.block_size, device=device)
         own = frames < blocks.lengths[:, None]
         next_lengths = torch.where(blocks.has_after, blocks.lengths[blocks.after], 0)
         self._seen = {
-            "before": blocks.has_before[:, None].expand(-1, sizes.block),
+            "before": blocks.has_before[:, None].expand(-1, sizes.block_size),
             "own": own,
             "after": frames < next_lengths[:, None],
         }
@@ -73,13 +69,13 @@ class Neighbours:
         self.cos, self.sin = (each.to(dtype).repeat(2, 1, 1) for each in (angles.cos(), angles.sin()))
 
     def mask(self, kinds: tuple[str, ...]) -> torch.Tensor:
-        """Which keys of these kinds of blocks each block sees: (2 x blocks, 1, 1, keys) bool."""
+        """Which keys each block sees: (2 x blocks, 1, 1, keys) bool."""
         if kinds not in self._masks:
             self._masks[kinds] = torch.cat([self._seen[kind] for kind in kinds], dim=1).repeat(2, 1)[:, None, None]
         return self._masks[kinds]
 
     def gathered(self, x: torch.Tensor, kinds: tuple[str, ...]) -> torch.Tensor:
-        """Joins each block of (2 x blocks, heads, block, width) with neighbours: (2 x blocks, heads, keys, width)."""
+        """Joins blocks (2 x blocks, heads, block, width) with neighbours: (2 x blocks, heads, keys, width)."""
         if kinds == ("own",):
             return x
         pairs = x.view(2, -1, *x.shape[1:])
@@ -88,6 +84,6 @@ class Neighbours:
         return torch.cat(parts, dim=3).flatten(0, 1)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
-        """Applies rotary positions to (2 x blocks, block, head_dim)."""
+        """Rotates (2 x blocks, block, head_dim)."""
         first, second = x.chunk(2, dim=-1)
         return x * self.cos + torch.cat([-second, first], dim=-1) * self.sin

@@ -1,7 +1,7 @@
 """The transformer that gives the flow of a noisy mel spectrogram, from codes and voice.
 
-Frames attend to their own block of mel frames, in some layers also to a neighbour. Blocks of any windows and streams
-are rows of one batch. Every evaluation runs with and without the condition. Parameter names are published.
+Blocks of mel frames of any windows and streams are rows of one batch. Every evaluation runs with and without the
+condition. Parameter names are published.
 """
 
 from math import log
@@ -20,17 +20,20 @@ _EPS = 1e-6
 
 
 class BlockAttention(nn.Module):
-    """Attention within and between blocks. Only the first head has positions."""
+    """Attention within a block, in some layers also to a neighbour. Only the first head has positions."""
 
     def __init__(self, sizes: DitSizes, layer: int) -> None:
         super().__init__()
-        inner = sizes.heads * sizes.head_dim
-        self.to_q = nn.Linear(sizes.hidden, inner)
-        self.to_k = nn.Linear(sizes.hidden, inner)
-        self.to_v = nn.Linear(sizes.hidden, inner)
-        self.to_out = nn.ModuleList([nn.Linear(inner, sizes.hidden)])
-        self._heads, self._head_dim = sizes.heads, sizes.head_dim
-        back, ahead = ("before",) * (layer in sizes.back), ("after",) * (layer in sizes.ahead)
+        inner = sizes.num_attention_heads * sizes.head_dim
+        self.to_q = nn.Linear(sizes.hidden_size, inner)
+        self.to_k = nn.Linear(sizes.hidden_size, inner)
+        self.to_v = nn.Linear(sizes.hidden_size, inner)
+        self.to_out = nn.ModuleList([nn.Linear(inner, sizes.hidden_size)])
+        self._heads, self._head_dim = sizes.num_attention_heads, sizes.head_dim
+        back, ahead = (
+            ("before",) * (layer in sizes.look_backward_layers),
+            ("after",) * (layer in sizes.look_ahead_layers),
+        )
         self._kinds = (*back, "own", *ahead)
 
     def precompute(self) -> None:
@@ -74,20 +77,23 @@ class Modulation(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, sizes: DitSizes) -> None:
         super().__init__()
-        wide = nn.Linear(sizes.hidden, sizes.feed_forward)
-        self.ff = nn.ModuleList([wide, nn.Identity(), nn.Identity(), nn.Linear(sizes.feed_forward, sizes.hidden)])
+        inner = int(sizes.hidden_size * sizes.ff_mult)
+        self.ff = nn.Sequential(
+            nn.Linear(sizes.hidden_size, inner),
+            nn.GELU(approximate="tanh"),
+            nn.Identity(),
+            nn.Linear(inner, sizes.hidden_size),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden), kept."""
-        return self.ff[3](F.gelu(self.ff[0](x), approximate="tanh"))
+        return self.ff(x)
 
 
 class DitLayer(nn.Module):
-    """Attention and feed-forward. The time sets the scale, shift and gate of each."""
-
     def __init__(self, sizes: DitSizes, layer: int) -> None:
         super().__init__()
-        self.attn_norm = Modulation(sizes.hidden, 6)
+        self.attn_norm = Modulation(sizes.hidden_size, 6)
         self.attn = BlockAttention(sizes, layer)
         self.ff = FeedForward(sizes)
 
@@ -102,54 +108,42 @@ def _normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.
     return F.layer_norm(x, x.shape[-1:], eps=_EPS) * (1 + scale) + shift
 
 
-class _InputEmbedding(nn.Module):
-    """Joins mel frames, the speaker's vector, codes and the voice's conditioning."""
-
-    def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder) -> None:
-        super().__init__()
-        self.proj = nn.Linear(sizes.mel_bins + sizes.speaker + sizes.code_width + sizes.voice, sizes.hidden)
-        self.spk_encoder = speaker
-
-
-class _CodeEmbedding(nn.Module):
-    def __init__(self, sizes: DitSizes) -> None:
-        super().__init__()
-        self.codec_embed = nn.Embedding(sizes.codes, sizes.code_width)
-
-
 class _TimeEmbedding(nn.Module):
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.time_mlp = nn.ModuleList([nn.Linear(_TIME_WIDTH, hidden), nn.Identity(), nn.Linear(hidden, hidden)])
+        self.time_mlp = nn.Sequential(nn.Linear(_TIME_WIDTH, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
 
     def forward(self, times: torch.Tensor) -> torch.Tensor:
         """(times,) -> (times, hidden)."""
         half = _TIME_WIDTH // 2
         rates = torch.exp(torch.arange(half, device=times.device).float() * -(log(_LONGEST_PERIOD) / (half - 1)))
         angles = _TIME_SCALE * times[:, None] * rates
-        first, _, last = self.time_mlp
-        return last(F.silu(first(torch.cat([angles.sin(), angles.cos()], dim=-1))))
+        return self.time_mlp(torch.cat([angles.sin(), angles.cos()], dim=-1))
 
 
 class Dit(nn.Module):
     """Embeddings, layers and projection.
 
     Args:
-        times: of all evaluations, (times,) float32. Their part is computed once.
+        times: of all evaluations, (times,) float32.
     """
 
     def __init__(self, sizes: DitSizes, speaker: SpeakerEncoder, times: torch.Tensor) -> None:
         super().__init__()
         self.sizes, self._at = sizes, times
-        self.time_embed = _TimeEmbedding(sizes.hidden)
-        self.text_embed = _CodeEmbedding(sizes)
-        self.input_embed = _InputEmbedding(sizes, speaker)
-        self.transformer_blocks = nn.ModuleList(DitLayer(sizes, layer) for layer in range(sizes.layers))
-        self.norm_out = Modulation(sizes.hidden, 2)
-        self.proj_out = nn.Linear(sizes.hidden, sizes.mel_bins)
+        self.time_embed = _TimeEmbedding(sizes.hidden_size)
+        self.text_embed = nn.ModuleDict({"codec_embed": nn.Embedding(sizes.codes, sizes.emb_dim)})
+        # Of a mel frame, the speaker's vector, a code and the voice's conditioning.
+        self._widths = [sizes.mel_dim, sizes.enc_dim, sizes.emb_dim, sizes.enc_emb_dim]
+        self.input_embed = nn.ModuleDict(
+            {"proj": nn.Linear(sum(self._widths), sizes.hidden_size), "spk_encoder": speaker}
+        )
+        self.transformer_blocks = nn.ModuleList(DitLayer(sizes, layer) for layer in range(sizes.num_hidden_layers))
+        self.norm_out = Modulation(sizes.hidden_size, 2)
+        self.proj_out = nn.Linear(sizes.hidden_size, sizes.mel_dim)
 
     def precompute(self, dtype: torch.dtype) -> None:
-        """Computes, in float32, all results that depend on no stream, and drops their parameters. Casts the layers."""
+        """Computes in float32 what depends on no stream, and drops its parameters. Casts the layers."""
         layers: Any = self.transformer_blocks
         times = self.time_embed(self._at.to(self.proj_out.weight.device))
         self._modulations = torch.stack([layer.attn_norm.of(times) for layer in layers], dim=1).to(dtype)
@@ -159,24 +153,25 @@ class Dit(nn.Module):
             del layer.attn_norm
             layer.to(dtype)
             layer.attn._weight, layer.attn._bias = layer.attn._weight.to(dtype), layer.attn._bias.to(dtype)
-        proj, embedding = self.input_embed.proj, self.text_embed.codec_embed
-        widths = [self.sizes.mel_bins, self.sizes.speaker, self.sizes.code_width, self.sizes.voice]
-        parts: tuple[torch.Tensor, ...] = torch.split(proj.weight, widths, dim=1)
+        proj: Any = self.input_embed["proj"]
+        embedding: Any = self.text_embed["codec_embed"]
+        parts: tuple[torch.Tensor, ...] = torch.split(proj.weight, self._widths, dim=1)
         self._from_mel, self._from_speaker, from_code, self._from_voice = parts
         self._from_code = F.linear(embedding.weight, from_code)
         del self.time_embed, self.norm_out, self.text_embed
 
     def voice_rows(self, vector: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-        """The voice's addend of every frame, with and without the condition: (2, hidden).
+        """The voice's addend of a frame, with and without the condition: (2, hidden).
 
         Args:
             vector: (voice,).
             reference: mel frames of the voice, (frames, bins).
         """
-        speaker = self.input_embed.spk_encoder(torch.stack([reference, torch.zeros_like(reference)]).transpose(1, 2))
+        embed: Any = self.input_embed
+        speaker = embed["spk_encoder"](torch.stack([reference, torch.zeros_like(reference)]).transpose(1, 2))
         voice = torch.stack([vector, torch.zeros_like(vector)])
         rows = F.linear(speaker, self._from_speaker) + F.linear(voice, self._from_voice)
-        return rows + self.input_embed.proj.bias
+        return rows + embed["proj"].bias
 
     def condition(self, codes: torch.Tensor, voice_rows: torch.Tensor) -> torch.Tensor:
         """The addend of a window's codes (codes,), with and without the condition: (2, frames, hidden)."""

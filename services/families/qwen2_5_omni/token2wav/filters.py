@@ -1,8 +1,7 @@
-"""Stateful layers that see both sides of a sample.
+"""Stateful layers that see both sides of a sample. Signals are (streams, channels, samples).
 
-The output equals the layer's on the whole signal with the reference's padding, however the signal is split. A layer
-gives an output once all its inputs are there, so layers in sequence lag more and more. Signals are (streams, channels,
-samples), of any length.
+The output equals the layer's on the whole signal with the reference's padding, however the signal is split. It comes
+once all its inputs are there, so layers in sequence lag more and more.
 """
 
 import math
@@ -116,13 +115,12 @@ class CenteredTransposedConv(nn.ConvTranspose1d):
 
 
 class Delay:
-    """Holds samples back until their addends are there."""
+    """Holds samples back until their addends come."""
 
     def __init__(self, layers: Layers) -> None:
         self._layer = layers.add()
 
     def step(self, x: torch.Tensor, added: torch.Tensor, carry: FilterCarry) -> torch.Tensor:
-        """The next samples of the signal `x`, plus `added`."""
         x = carry.extend(self._layer, x)
         ready = added.shape[-1]
         carry.keep(self._layer, x, ready)
@@ -154,7 +152,6 @@ class SnakeBeta(nn.Module):
         self.alpha, self.beta = nn.Parameter(torch.zeros(channels)), nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(streams, channels, samples), kept."""
         return x + (1 / (self.beta.exp()[:, None] + 1e-9)) * (x * self.alpha.exp()[:, None]).sin().square()
 
 

@@ -46,18 +46,14 @@ class MelWindow:
 class _StaticMemory:
     def __init__(self, dit: Dit, rows: int, device: torch.device) -> None:
         sizes = dit.sizes
-        self.x = torch.zeros(rows, sizes.block, sizes.mel_bins, device=device)
-        self.condition = torch.zeros(2, rows, sizes.block, sizes.hidden, device=device)
+        self.x = torch.zeros(rows, sizes.block_size, sizes.mel_dim, device=device)
+        self.condition = torch.zeros(2, rows, sizes.block_size, sizes.hidden_size, device=device)
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.blocks = Blocks.of([sizes.block] * rows, sizes.block).to(device)
+        self.blocks = Blocks.of([sizes.block_size] * rows, sizes.block_size).to(device)
 
 
 class Flow:
-    """Computes mel frames. All windows of a call share every evaluation.
-
-    Attributes:
-        evaluations: number of evaluations so far.
-    """
+    """Computes mel frames. All windows of a call share every evaluation, and `evaluations` counts them."""
 
     def __init__(self, dit: Dit) -> None:
         self._dit = dit
@@ -69,7 +65,7 @@ class Flow:
 
     @torch.inference_mode()
     def capture(self, capturer: Capturer, most_blocks: int) -> None:
-        """Captures steps of some numbers of blocks, up to `most_blocks`. A batch is padded to the next."""
+        """Captures steps of some numbers of blocks; a batch is padded to the next."""
         sizes = {n for exponent in range(most_blocks.bit_length() + 1) for n in (2**exponent, 3 * 2**exponent // 2)}
         device = self._lengths.device
         for rows in sorted((n for n in sizes if n < 2 * most_blocks), reverse=True):
@@ -89,16 +85,16 @@ class Flow:
 
     @torch.inference_mode()
     def mel(self, windows: Sequence[MelWindow]) -> list[torch.Tensor]:
-        """The mel frames of each window, (frames, bins) float32, on the model's device."""
+        """Mel frames of each window, (frames, bins) float32, on the model's device."""
         if not windows:
             return []
-        block, device = self._dit.sizes.block, self._lengths.device
+        block, device = self._dit.sizes.block_size, self._lengths.device
         frames = [len(window.noise) for window in windows]
         least = sum(-(-n // block) for n in frames)
         rows = min((n for n in self._captured if n >= least), default=least)
         blocks = Blocks.of(frames, block, rows).to(device)
-        x = torch.zeros(rows, block, self._dit.sizes.mel_bins, device=device)
-        condition = torch.zeros(2, rows, block, self._dit.sizes.hidden, device=device)
+        x = torch.zeros(rows, block, self._dit.sizes.mel_dim, device=device)
+        condition = torch.zeros(2, rows, block, self._dit.sizes.hidden_size, device=device)
         first = 0
         flat, flat_condition = x.flatten(0, 1), condition.flatten(1, 2)
         places: list[slice] = []
@@ -125,7 +121,7 @@ class Flow:
         static.x.copy_(x)
         static.condition.copy_(condition)
         static.step.zero_()
-        for kept, tensor in zip(static.blocks.tensors(), blocks.tensors(), strict=True):
+        for kept, tensor in zip(static.blocks, blocks, strict=True):
             kept.copy_(tensor)
         for _ in range(POINTS - 1):
             run.replay()

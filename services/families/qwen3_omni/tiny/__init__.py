@@ -67,8 +67,7 @@ SIZES["wide"] = replace(SIZES["tiny"], thinker=replace(SIZES["tiny"].thinker, hi
 
 
 def write_checkpoint(out: Path, size: str, thinks: bool = False) -> None:
-    """Writes a checkpoint into `out`, with weights from torch's global generator. Tokenizer and config depend on `size`
-    and `thinks` only.
+    """Writes a checkpoint into `out`, with weights from torch's global generator.
 
     Args:
         thinks: the model reasons, and has neither talker nor code2wav.

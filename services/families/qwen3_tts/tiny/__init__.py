@@ -77,8 +77,7 @@ CODEC_LANGUAGE, CODEC_VOICE, CODEC_SPECIAL_IDS = 2, 253, 1024
 
 
 def write_checkpoint(out: Path, size: str, kind: str) -> None:
-    """Writes a checkpoint into `out`, with weights from torch's global generator. Tokenizer and config depend on `size`
-    and `kind` only.
+    """Writes a checkpoint into `out`, with weights from torch's global generator.
 
     Args:
         kind: `tts_model_type`: "custom_voice", "voice_design" or "base".

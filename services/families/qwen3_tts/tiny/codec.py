@@ -1,7 +1,6 @@
 """Random codec and speaker encoder with published names. Every code and sample matters, and codes vary."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,72 +19,65 @@ CODE_GROUPS = 16
 ENCODED_GROUPS = 32  # of the encoder; only the first CODE_GROUPS are used
 
 
-@dataclass(frozen=True)
-class CodecSizes:
-    """A codec's dimensions, in channels unless said otherwise."""
-
-    codebook: int  # codes of a group: a power of 2
-    codebook_dim: int
-    latent: int
-    hidden: int
-    layers: int
-    heads: int
-    head_dim: int
-    intermediate: int
-    window: int  # frames
-    decoder_dim: int
-    encoder_hidden: int
-    encoder_filters: int
-    encoder_codebook_dim: int
-    speaker_channels: tuple[int, ...]
-    speaker_kernels: tuple[int, ...]
-    speaker_dilations: tuple[int, ...]
-    speaker_groups: int
-    speaker_inner: int
-
-
-# They share no dimension, so that a test with both finds hard-coded ones.
-SIZES = {
-    "tiny": CodecSizes(
-        codebook=256,
-        codebook_dim=48,
-        latent=40,
-        hidden=64,
-        layers=2,
-        heads=4,
-        head_dim=16,
-        intermediate=128,
-        window=72,
-        decoder_dim=96,
-        encoder_hidden=32,
-        encoder_filters=8,
-        encoder_codebook_dim=16,
-        speaker_channels=(32, 32, 32, 32, 96),
-        speaker_kernels=(5, 3, 3, 3, 1),
-        speaker_dilations=(1, 2, 3, 4, 1),
-        speaker_groups=4,
-        speaker_inner=16,
-    ),
-    "small": CodecSizes(
-        codebook=128,
-        codebook_dim=36,
-        latent=56,
-        hidden=48,
-        layers=3,
-        heads=2,
-        head_dim=20,
-        intermediate=96,
-        window=20,
-        decoder_dim=64,
-        encoder_hidden=48,
-        encoder_filters=6,
-        encoder_codebook_dim=12,
-        speaker_channels=(40, 40, 40, 80),
-        speaker_kernels=(3, 5, 3, 1),
-        speaker_dilations=(1, 1, 2, 1),
-        speaker_groups=5,
-        speaker_inner=24,
-    ),
+# By part of a checkpoint: keys of its config. The sizes share no dimension, so that a test with both finds hard-coded
+# ones.
+SIZES: dict[str, dict[str, dict[str, Any]]] = {
+    "tiny": {
+        "both": {"codebook_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4},
+        "decoder": {
+            "codebook_dim": 48,
+            "decoder_dim": 96,
+            "head_dim": 16,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "latent_dim": 40,
+            "sliding_window": 72,
+        },
+        "encoder": {
+            "codebook_dim": 16,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_filters": 8,
+            "upsample_groups": 32,
+            "vector_quantization_hidden_dimension": 16,
+        },
+        "speaker": {
+            "enc_channels": [32, 32, 32, 32, 96],
+            "enc_kernel_sizes": [5, 3, 3, 3, 1],
+            "enc_dilations": [1, 2, 3, 4, 1],
+            "enc_res2net_scale": 4,
+            "enc_se_channels": 16,
+            "enc_attention_channels": 16,
+        },
+    },
+    "small": {
+        "both": {"codebook_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2},
+        "decoder": {
+            "codebook_dim": 36,
+            "decoder_dim": 64,
+            "head_dim": 20,
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "latent_dim": 56,
+            "sliding_window": 20,
+        },
+        "encoder": {
+            "codebook_dim": 12,
+            "hidden_size": 48,
+            "intermediate_size": 96,
+            "num_filters": 6,
+            "upsample_groups": 48,
+            "vector_quantization_hidden_dimension": 12,
+        },
+        "speaker": {
+            "enc_channels": [40, 40, 40, 80],
+            "enc_kernel_sizes": [3, 5, 3, 1],
+            "enc_dilations": [1, 1, 2, 1],
+            "enc_res2net_scale": 5,
+            "enc_se_channels": 24,
+            "enc_attention_channels": 24,
+        },
+    },
 }
 
 
@@ -119,58 +111,24 @@ def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, t
     Raises:
         KeyError: no such size.
     """
-    sizes = SIZES[size]
-    config = {
-        "enc_dim": hidden,
-        "sample_rate": SAMPLE_RATE_HZ,
-        "enc_channels": list(sizes.speaker_channels),
-        "enc_kernel_sizes": list(sizes.speaker_kernels),
-        "enc_dilations": list(sizes.speaker_dilations),
-        "enc_res2net_scale": sizes.speaker_groups,
-        "enc_se_channels": sizes.speaker_inner,
-        "enc_attention_channels": sizes.speaker_inner,
-    }
+    config = {"enc_dim": hidden, "sample_rate": SAMPLE_RATE_HZ, **SIZES[size]["speaker"]}
     encoder = new_speaker_encoder(config)
     _randomize(encoder)
     return config, {f"speaker_encoder.{name}": tensor for name, tensor in _tensors(encoder).items()}
 
 
-def codec_config(sizes: CodecSizes) -> dict[str, Any]:
+def codec_config(sizes: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The codec's config.json, with published keys."""
     decoder = {
         "attention_bias": False,
-        "codebook_dim": sizes.codebook_dim,
-        "codebook_size": sizes.codebook,
-        "decoder_dim": sizes.decoder_dim,
-        "head_dim": sizes.head_dim,
         "hidden_act": "silu",
-        "hidden_size": sizes.hidden,
-        "intermediate_size": sizes.intermediate,
-        "latent_dim": sizes.latent,
-        "num_attention_heads": sizes.heads,
-        "num_hidden_layers": sizes.layers,
-        "num_key_value_heads": sizes.heads,
         "num_quantizers": CODE_GROUPS,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000,
-        "sliding_window": sizes.window,
         "upsample_rates": [8, 5, 4, 3],
         "upsampling_ratios": [2, 2],
     }
-    encoder = {
-        "codebook_dim": sizes.encoder_codebook_dim,
-        "codebook_size": sizes.codebook,
-        "hidden_size": sizes.encoder_hidden,
-        "intermediate_size": 2 * sizes.encoder_hidden,
-        "num_attention_heads": sizes.heads,
-        "num_filters": sizes.encoder_filters,
-        "num_hidden_layers": sizes.layers,
-        "num_key_value_heads": sizes.heads,
-        "num_quantizers": ENCODED_GROUPS,
-        "sampling_rate": SAMPLE_RATE_HZ,
-        "upsample_groups": sizes.encoder_hidden,
-        "vector_quantization_hidden_dimension": sizes.encoder_codebook_dim,
-    }
+    encoder = {"num_quantizers": ENCODED_GROUPS, "sampling_rate": SAMPLE_RATE_HZ}
     return {
         "model_type": MODEL_TYPE,
         "encoder_valid_num_quantizers": CODE_GROUPS,
@@ -178,8 +136,8 @@ def codec_config(sizes: CodecSizes) -> dict[str, Any]:
         "output_sample_rate": SAMPLE_RATE_HZ,
         "encode_downsample_rate": SAMPLES_PER_FRAME,
         "decode_upsample_rate": SAMPLES_PER_FRAME,
-        "decoder_config": decoder,
-        "encoder_config": encoder,
+        "decoder_config": decoder | sizes["both"] | sizes["decoder"],
+        "encoder_config": encoder | sizes["both"] | sizes["encoder"],
     }
 
 

@@ -1,15 +1,10 @@
-"""The other processes of a context-parallel group: started, called, watched and ended by rank 0, and what they run.
-
-Messages of their pipes: a rank says None when it has loaded, when it has joined the group and after each call, or what
-went wrong; rank 0 sends calls (`parallel.send_call`), and None to end it.
-"""
+"""Rank 0: its models, and the processes of the other ranks, which it starts, calls, watches and ends."""
 
 import atexit
 import contextlib
 import multiprocessing
 import queue
 import shutil
-import signal
 import tempfile
 import threading
 from collections.abc import Callable
@@ -23,13 +18,15 @@ import torch
 from torch import distributed
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from services.common.engine.device import make_current
-from services.common.engine.process import end_with_parent
-from services.common.telemetry import logs
+from services.common.engine.device import engine_device
+from services.diffusion.families import DENOISERS
 from services.diffusion.pipelines import find_checkpoint
+from services.dit.batching import Arguments
 from services.dit.config import DitSettings
-from services.dit.models import Models
-from services.dit.parallel import check, join, pack_call, receive_call, resolve_device, send_call
+from services.dit.context_parallel.ranks import check, join
+from services.dit.context_parallel.worker import pack_call, send_call, work
+from services.dit.coroutine import BatchPoint
+from services.dit.models import Loras, Models, ModelsLost
 
 START_TIMEOUT_S = 900.0  # loading a checkpoint takes minutes
 REPLY_TIMEOUT_S = 20.0  # ranks end a call at about the same time
@@ -38,15 +35,15 @@ STOP_TIMEOUT_S = 5.0
 log = structlog.get_logger()
 
 
-class GroupFailed(Exception):
-    """A process of the group is gone, or no longer where the others are: nothing can be denoised any more."""
+class GroupFailed(ModelsLost):
+    """A process of the group is gone, or no longer where the others are."""
 
 
 class Group:
     """Ranks 1 and up, on this machine. A process can be in one group at a time.
 
-    Args:
-        settings: of rank 0, this process.
+    Through its pipe a rank sends None when it has loaded, when it has joined and after each call, or what went wrong.
+    Rank 0 sends it calls (`worker.send_call`), and None to end it.
 
     Raises:
         ValueError: the settings do not fit the checkpoint or the machine.
@@ -54,54 +51,49 @@ class Group:
 
     def __init__(self, settings: DitSettings) -> None:
         check(settings, find_checkpoint(settings.model))
-        self._settings, self._device = settings, resolve_device(settings, 0)
+        self._settings, self._device = settings, engine_device(settings.device)
         self._failure: GroupFailed | None = None
-        self._tell: Callable[[Exception], object] = lambda error: None
+        self._failed: Callable[[Exception], object] = lambda error: None
         self._give_up: Callable[[Exception], object] = lambda error: None
         self._replies: queue.SimpleQueue[str | GroupFailed | None] = queue.SimpleQueue()
         self._between_calls, self._closing, self._lock = threading.Event(), threading.Event(), threading.Lock()
         self._folder = Path(tempfile.mkdtemp(prefix="quartet-dit-"))
         self._store = self._folder / "store"
         self._pipes: list[Connection] = []
-        spawn = multiprocessing.get_context("spawn")
         self.processes = []
         atexit.register(self.close)
         for rank in range(1, settings.parallel_devices):
-            pipe, theirs = spawn.Pipe()
-            arguments = (rank, settings.model_dump(), self._store, theirs)
-            process = spawn.Process(target=work, args=arguments, name=f"dit-{rank}", daemon=True)
-            process.start()
-            theirs.close()  # so that its end shows here
-            self.processes.append(process)
-            self._pipes.append(pipe)
+            self._start(rank)
         threading.Thread(target=self._listen, name="dit-group", daemon=True).start()
 
-    def join(self, denoisers: list[Any]) -> None:
-        """Waits for the others, and makes `denoisers` parts of all ranks'.
+    def _start(self, rank: int) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        pipe, theirs = spawn.Pipe()
+        device = "cpu" if self._device.type == "cpu" else f"cuda:{rank}"
+        arguments = (rank, self._settings.model_dump() | {"device": device}, self._store, theirs)
+        process = spawn.Process(target=work, args=arguments, name=f"dit-{rank}", daemon=True)
+        process.start()
+        theirs.close()  # so that its end shows here
+        self.processes.append(process)
+        self._pipes.append(pipe)
 
-        Raises:
-            GroupFailed: one of them could not start.
-        """
+    def join(self, denoisers: list[Any]) -> None:
+        """Makes `denoisers` parts of all ranks'. Blocks; raises GroupFailed if a rank could not start."""
         self._agree()
         join(self._settings, 0, self._store, denoisers)
         self._agree()
         self._between_calls.set()
 
-    def watch(self, tell: Callable[[Exception], object], give_up: Callable[[Exception], object]) -> None:
-        """What is called, in another thread, if the group fails.
-
-        Args:
-            tell: at once.
-            give_up: if `close` was not called within some seconds after that.
-        """
+    def watch(self, failed: Callable[[Exception], object], give_up: Callable[[Exception], object]) -> None:
+        """See `Models.watch`."""
         with self._lock:
-            self._tell, self._give_up = tell, give_up
+            self._failed, self._give_up = failed, give_up
             failure = self._failure
         if failure is not None:
-            tell(failure)
+            failed(failure)
 
     def run(self, name: str, arguments: dict[str, Any], loras: Any, forward: Callable[[], Any]) -> Any:
-        """`forward()`, which calls the denoiser `name` with `arguments` and the adapters `loras`, in all ranks.
+        """`forward()`, while the other ranks call the denoiser `name` with `arguments` and the adapters `loras`.
 
         Raises:
             GroupFailed: now or before.
@@ -132,7 +124,6 @@ class Group:
         raise error
 
     def close(self) -> None:
-        """Ends the others."""
         with self._lock:
             if self._closing.is_set():
                 return
@@ -157,7 +148,6 @@ class Group:
             raise self._fail(f"could not start: {failed[0]}")
 
     def _collect(self, timeout_s: float, error: Exception | None = None) -> list[str | None]:
-        """A reply of each."""
         replies = []
         while len(replies) < len(self.processes):
             try:
@@ -170,7 +160,7 @@ class Group:
         return replies
 
     def _listen(self) -> None:
-        """Runs in a thread of its own: an engine that waits for a rank's part does not see the rank's error."""
+        """In a thread of its own, as an engine that waits for a rank's part does not see the rank's error."""
         open_pipes = list(self._pipes)
         while open_pipes:
             for pipe in connections.wait(open_pipes):
@@ -204,7 +194,7 @@ class Group:
         for process in self.processes:
             process.kill()
         self._replies.put(failure)
-        self._tell(failure)
+        self._failed(failure)
         if self._device.type == "cuda" and distributed.is_initialized():
             with contextlib.suppress(Exception):
                 _abort_process_group()
@@ -216,47 +206,33 @@ class Group:
             self._give_up(failure)
 
 
-def work(rank: int, values: dict[str, Any], store: Path, connection: Connection) -> None:
-    """Entry point of the process of another rank: holds the denoisers and repeats each call of rank 0.
+class ParallelModels(Models):
+    """Models whose denoisers are called on all devices.
 
-    Args:
-        rank: of the group, from 1.
-        values: of the settings.
-        store: see `parallel.join`.
-        connection: this end of the pipe.
+    Raises:
+        ValueError: as `Models`, and as `Group`.
+        GroupFailed: another device's process could not start.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 gets them too, drains, and then ends this process
-        signal.signal(number, signal.SIG_IGN)
-    end_with_parent(store.parent)
-    settings = DitSettings(**values)
-    logs.configure(settings.log_level, f"dit-{rank}")
-    device = resolve_device(settings, rank)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    try:
-        make_current(device)
-        models = Models(settings, rank)
-        connection.send(None)
-        join(settings, rank, store, models.denoisers)
-    except Exception as error:
-        log.exception("a worker could not start", rank=rank)
-        connection.send(repr(error))
-        return
-    connection.send(None)
-    with torch.no_grad():
-        while (message := connection.recv()) is not None:
-            connection.send(_repeat(models, message, device))
-    distributed.destroy_process_group()
 
+    def __init__(self, settings: DitSettings) -> None:
+        self.group = Group(settings)
+        try:
+            super().__init__(settings)
+            if settings.context_parallel.get("ring", 1) > 1 and self.family.batching.padded:
+                self.info.not_batched = "prompts of several lengths need a mask, and a ring takes none"
+                self.info.batched = False
+            self.group.join(self.denoisers)
+        except BaseException:
+            self.close()
+            raise
 
-def _repeat(models: Models, message: Any, device: torch.device) -> str | None:
-    """Makes a call of rank 0. The result is rank 0's; here only what went wrong is of interest."""
-    try:
-        name, arguments, loras = receive_call(message, device)
-        with models.set_up(loras):
-            getattr(models.pipeline, name).forward(**arguments)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-    except Exception as error:
-        return repr(error)
-    return None
+    def watch(self, failed: Callable[[Exception], object], give_up: Callable[[Exception], object]) -> None:
+        self.group.watch(failed, give_up)
+
+    def close(self) -> None:
+        self.group.close()
+
+    def run(self, point: BatchPoint, arguments: Arguments, loras: Loras) -> Any:
+        if point.name not in DENOISERS:
+            return point.run(arguments)
+        return self.group.run(point.name, arguments, loras, lambda: point.run(arguments))
