@@ -259,12 +259,17 @@ def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[Tool] | None, c
 async def attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
     """Loads the files and puts them into their messages; returns those that have to follow in chunks."""
     await load_media(gateway.fetcher, [file for _, file in pending])
+    return attach([(message, file.content) for message, file in pending])
+
+
+def attach(media: Sequence[tuple[media_pb2.Media, bytes]]) -> list[bytes]:
+    """Puts files into their messages; returns those that have to follow in chunks."""
     late, inline_bytes = [], 0
-    for message, file in pending:
-        if inline_bytes + len(file.content) <= MAX_INLINE_BYTES:
-            message.data = file.content
-            inline_bytes += len(file.content)
+    for message, content in media:
+        if inline_bytes + len(content) <= MAX_INLINE_BYTES:
+            message.data = content
+            inline_bytes += len(content)
         else:
-            message.size_bytes = len(file.content)
-            late.append(file.content)
+            message.size_bytes = len(content)
+            late.append(content)
     return late

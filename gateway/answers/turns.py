@@ -39,7 +39,6 @@ class Dialog(Protocol):
 
     def end_turn(self, turn: Turn) -> None:
         """Adds a turn whose calls run next."""
-        ...
 
     def last_image(self) -> str | None:
         """URL of the last image, made here or sent by the user."""
@@ -47,7 +46,6 @@ class Dialog(Protocol):
 
     def add_result(self, call: ToolCall, event: ToolEvent) -> None:
         """Adds the result of a call."""
-        ...
 
     def in_own_terms(self) -> AbstractContextManager[None]:
         """Refusals within name the fields of the request as the client sent it."""

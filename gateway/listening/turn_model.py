@@ -1,6 +1,4 @@
-"""A Smart Turn model (version 3), which says for `semantic_vad` whether the user has finished.
-
-Its input is the log-mel spectrogram of the turn's last 8 seconds."""
+"""A Smart Turn model (version 3), which says for `semantic_vad` whether the user has finished."""
 
 import asyncio
 import os
@@ -16,10 +14,7 @@ _SAMPLES = 8 * RATE_HZ
 
 
 class TurnModel:
-    """One model for all sessions.
-
-    Args:
-        file: its ONNX file, such as smart-turn-v3.2-cpu.onnx.
+    """One model for all sessions. `file`: such as smart-turn-v3.2-cpu.onnx.
 
     Raises:
         ModelFileError: as `onnx.load`, or it is another model.
@@ -35,7 +30,7 @@ class TurnModel:
             raise ModelFileError(reason) from error
 
     async def is_complete(self, samples: np.ndarray) -> float:
-        """Probability, 0 to 1, that the turn ends with these samples, (n,) int16 at 16 kHz."""
+        """Probability, 0 to 1, that a turn ends with these samples, (n,) int16 at 16 kHz."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._probability, samples)
 
     def close(self) -> None:

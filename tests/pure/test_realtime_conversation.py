@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from gateway.dialects.realtime.conversation.conversation import ROOT, Conversation, ConversationLimits
+from gateway.dialects.realtime.conversation.conversation import ROOT, Conversation
 from gateway.dialects.realtime.conversation.items import Item, SampledAnswer, message, parse_item, parse_items, spoken
 from gateway.dialects.realtime.conversation.prompt import Prompt
 from gateway.dialects.realtime.conversation.truncation import spoken_text
@@ -61,7 +61,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("code", REFUSED)
 async def test_what_is_wrong_is_refused(code):
-    conversation = Conversation(ConversationLimits(items=3))
+    conversation = Conversation(max_items=3)
     conversation.add(text("a", id="a"))
     with pytest.raises(RealtimeError) as refused:
         REFUSED[code](conversation)
@@ -70,7 +70,7 @@ async def test_what_is_wrong_is_refused(code):
 
 
 async def test_a_conversation_has_a_size():
-    conversation = Conversation(ConversationLimits(size_bytes=100_000))
+    conversation = Conversation(max_bytes=100_000)
     conversation.add(spoken(bytes(64_000)))
     with pytest.raises(RealtimeError, match="larger"):
         conversation.add(spoken(bytes(64_000)))
@@ -153,7 +153,7 @@ async def test_a_response_is_held_back_until_it_is_released(speech_gateway):
     response, outbox = held(speech_gateway, conversation)
     task = response.start()
     await task  # made to its end
-    assert (outbox.texts, len(conversation.context())) == ([], 0)
+    assert (list(outbox.texts), len(conversation.context())) == ([], 0)
     conversation.add(text("Hi", id="user"))  # what it answers comes before it
     await response.release()
     events = [json.loads(each) for each in outbox.texts]
@@ -175,7 +175,7 @@ async def test_a_response_that_is_dropped_leaves_no_trace(speech_gateway):
     response.start()
     await speech_gateway.until(lambda: speech_gateway.scripts["code2wav"].running == 1)
     await response.drop()
-    assert (outbox.texts, len(conversation.context())) == ([], 0)
+    assert (list(outbox.texts), len(conversation.context())) == ([], 0)
     await speech_gateway.until(lambda: not any(script.running for script in speech_gateway.scripts.values()))
 
 

@@ -78,7 +78,7 @@ def test_a_wrong_event_is_refused_by_its_member_and_its_id(event, code, param):
     error = refused(event | {"event_id": "rci_1"})
     assert (error.code, error.param, error.event_id) == (code, param, "rci_1")
     assert error.message.startswith(f"{param}: ")
-    assert error.type == "invalid_request_error"
+    assert error.kind == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_an_error_becomes_an_event_with_the_id_of_the_event_at_fault():
         "event_id": "rci_1",
     }
     assert error["event_id"] != "rci_1"
-    assert error_event(RealtimeError("internal_error", "x", type="server_error"))["error"]["type"] == "server_error"
+    assert error_event(RealtimeError("internal_error", "x", kind="server_error"))["error"]["type"] == "server_error"

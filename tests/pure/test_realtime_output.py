@@ -2,7 +2,7 @@
 
 import base64
 
-from gateway.dialects.realtime.conversation.conversation import Conversation, ConversationLimits
+from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import message
 from gateway.dialects.realtime.output.response_item import OutputCall, OutputMessage
 from gateway.dialects.realtime.output.server_events import ItemEvent, NewItem, ResponseEnd, ServerEvent, SoundDelta
@@ -45,7 +45,7 @@ def test_an_item_enters_the_conversation_when_its_event_is_applied():
 
 
 def test_a_full_conversation_leaves_an_item_out():
-    conversation, item = Conversation(ConversationLimits(items=0)), message("assistant", [])
+    conversation, item = Conversation(max_items=0), message("assistant", [])
     assert NewItem("conversation.item.added", {}, item).apply(conversation)["previous_item_id"] is None
     assert conversation.find(item.id) is None
 

@@ -48,7 +48,7 @@ def test_how_long_a_pause_ends_a_turn(completeness: float | None, silence_ms: in
             for event in turns.add(probability, time_ms):
                 happened.append(type(event))
                 if isinstance(event, Pause) and completeness is not None:
-                    turns.judge(completeness)
+                    turns.completeness = completeness
         return happened
 
     assert hear(0.9, 10) == [SpeechStart]
@@ -65,7 +65,7 @@ def test_a_word_on_one_pause_is_none_on_the_next() -> None:
         for event in turns.add(probability, (index + 1) * STEP_MS):
             heard.append(type(event))
             if heard.count(Pause) == 1 and isinstance(event, Pause):
-                turns.judge(0.1)
+                turns.completeness = 0.1
     assert heard == [SpeechStart, Pause, Resumption, Pause, SpeechEnd]
 
 

@@ -118,7 +118,7 @@ def test_a_cleared_turn_ends_without_an_event_and_what_follows_is_a_new_one():
 def test_other_rules_hold_for_the_turn_that_goes_on():
     clock = Clock(ServerVad(silence_duration_ms=5000))
     clock.hear((SPEECH, 20), (SILENCE, 20))
-    clock.turns.use(ServerVad(silence_duration_ms=200))
+    clock.turns.rules = ServerVad(silence_duration_ms=200)
     assert clock.hear((SILENCE, 1)) == [SpeechEnd(41 * STEP_MS, cut_ms=25 * STEP_MS)]
 
 
@@ -157,7 +157,7 @@ def test_who_says_nothing_after_an_answer_is_asked_once():
     clock = Clock(ServerVad(idle_timeout_ms=6000))
     assert clock.hear((SILENCE, 500)) == []  # there was no answer yet
     played_ms = clock.now_ms + 1000
-    clock.turns.idle_from(played_ms)
+    clock.turns.idle_from_ms = played_ms
     (timeout,) = clock.hear((SILENCE, 1000))
     assert isinstance(timeout, IdleTimeout)
     assert timeout.audio_start_ms == played_ms
@@ -167,17 +167,17 @@ def test_who_says_nothing_after_an_answer_is_asked_once():
 @pytest.mark.parametrize("rules", [ServerVad(), SemanticVad(type="semantic_vad")])
 def test_without_an_idle_timeout_nobody_is_asked(rules):
     clock = Clock(rules)
-    clock.turns.idle_from(0)
+    clock.turns.idle_from_ms = 0
     assert clock.hear((SILENCE, 2000)) == []
 
 
 def test_who_speaks_is_not_idle():
     clock = Clock(ServerVad(idle_timeout_ms=5000))
-    clock.turns.idle_from(0)
+    clock.turns.idle_from_ms = 0
     events = clock.hear((SILENCE, 100), (SPEECH, 200), (SILENCE, 500))
     assert [type(event) for event in events] == [SpeechStart, Pause, SpeechEnd]
-    clock.turns.idle_from(clock.now_ms)
-    clock.turns.idle_from(None)  # another answer has begun
+    clock.turns.idle_from_ms = clock.now_ms
+    clock.turns.idle_from_ms = None  # another answer has begun
     assert clock.hear((SILENCE, 500)) == []
 
 

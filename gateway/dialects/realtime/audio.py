@@ -1,4 +1,4 @@
-"""Converts sound between the formats of clients and models."""
+"""Sound of clients and of models."""
 
 import numpy as np
 import soxr
@@ -18,14 +18,8 @@ def rate_hz_of(audio_format: str) -> int:
 
 
 class InputAudioStream:
-    """Resamples a client's sound to 16 kHz. Times are milliseconds since the session began.
-
-    The filter holds the last 12 to 30 ms back until more sound comes, or `flush`.
-
-    Args:
-        audio_format: as in the session's settings.
-        begin_ms: time of the first sample.
-    """
+    """Resamples a client's sound to 16 kHz. Times are milliseconds since the session began; `begin_ms` is the first
+    sample's. The filter holds the last 12 to 30 ms back until more sound comes, or `flush`."""
 
     def __init__(self, audio_format: str, begin_ms: float = 0.0) -> None:
         self._law: g711.Law | None = _LAWS.get(audio_format)
@@ -35,12 +29,12 @@ class InputAudioStream:
 
     @property
     def received_ms(self) -> float:
-        """End of the sound that has come."""
+        """End of the sound received."""
         return self._begin_ms + 1000 * self._received / self._rate_hz
 
     @property
     def given_ms(self) -> float:
-        """End of the samples that were returned."""
+        """End of the samples returned."""
         return self._begin_ms + 1000 * self._given / MODEL_RATE_HZ
 
     def add(self, data: bytes) -> np.ndarray:
@@ -68,13 +62,7 @@ class InputAudioStream:
 
 
 class OutputAudioStream:
-    """Converts an answer's sound to the session's format.
-
-    Args:
-        audio_format: as in the session's settings.
-        rate_hz: of the input, mono PCM16.
-        speed: 0.25 to 4; the pitch stays.
-    """
+    """Converts mono PCM16 of `rate_hz` to the session's format. `speed`: 0.25 to 4; the pitch stays."""
 
     def __init__(self, audio_format: str, rate_hz: int, speed: float = 1.0) -> None:
         self._law: g711.Law | None = _LAWS.get(audio_format)

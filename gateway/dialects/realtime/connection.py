@@ -3,31 +3,20 @@
 import asyncio
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import structlog
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
-from starlette.status import (
-    WS_1001_GOING_AWAY,
-    WS_1008_POLICY_VIOLATION,
-    WS_1011_INTERNAL_ERROR,
-    WS_1013_TRY_AGAIN_LATER,
-)
+from starlette import status
 from starlette.websockets import WebSocketState
 
 from gateway import metrics
 from gateway.access.client_secrets import AZURE_PATH, PATH, subprotocol_of
 from gateway.answers.gateway import Gateway
-from gateway.dialects.realtime.events import (
-    ClientEvent,
-    ModelUpdate,
-    RealtimeError,
-    error_event,
-    from_api,
-    in_thread_if_long,
-    parse,
-    to_api,
-)
+from gateway.dialects.realtime import events
+from gateway.dialects.realtime.events import RealtimeError
 from gateway.dialects.realtime.output.outbox import Outbox, SlowReader
 from gateway.dialects.realtime.secrets import new_session, secret_of
 from gateway.dialects.realtime.session_handler import SessionHandler
@@ -64,20 +53,18 @@ async def _serve(socket: WebSocket) -> int:
         if key_of(socket) is None:  # pages of other sites cannot send a key
             check_socket(socket)
         session = _session(gateway, socket)
-        with SessionSlot(gateway):
+        with _counted_session(gateway):
             return await _Connection(gateway, socket, session).run()
-    except (ApiError, RealtimeError) as error:
-        if isinstance(error, RealtimeError):
-            error = to_api(error)
+    except ApiError as error:
         socket.state.log.update(error.log)
-        await socket.send_json(error_event(from_api(error)))
+        await socket.send_json(events.error_event(error))
         if error.status in (429, 503):
-            return WS_1013_TRY_AGAIN_LATER
-        return WS_1011_INTERNAL_ERROR if error.status == 500 else WS_1008_POLICY_VIOLATION
+            return status.WS_1013_TRY_AGAIN_LATER
+        return status.WS_1011_INTERNAL_ERROR if error.status == 500 else status.WS_1008_POLICY_VIOLATION
 
 
 def _session(gateway: Gateway, socket: WebSocket) -> Session:
-    """Raises ApiError: no such model answers here; RealtimeError: the client secret's session is invalid by now."""
+    """Raises ApiError: no such model answers here, or the client secret's session is invalid by now."""
     secret, query = secret_of(socket), socket.query_params
     model = query.get("model") or query.get("deployment")
     ends = int(time.time() + gateway.settings.realtime_session_s)
@@ -90,23 +77,19 @@ def _session(gateway: Gateway, socket: WebSocket) -> Session:
     return session.updated(patch) if patch else session
 
 
-class SessionSlot:
-    """Counts one session of the gateway. Raises ApiError: there are too many."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    def __enter__(self) -> None:
-        most = self._gateway.settings.max_realtime_sessions
-        if self._gateway.realtime_sessions >= most:
-            reason = f"this server has {most} realtime sessions, its most; try again later"
-            raise ApiError(429, reason, None, "session_limit", "rate_limit_error")
-        self._gateway.realtime_sessions += 1
-        metrics.REALTIME_SESSIONS.inc()
-
-    def __exit__(self, *_) -> None:
-        self._gateway.realtime_sessions -= 1
-        metrics.REALTIME_SESSIONS.dec()
+@contextmanager
+def _counted_session(gateway: Gateway) -> Iterator[None]:
+    """Raises ApiError: there are too many sessions."""
+    most = gateway.settings.max_realtime_sessions
+    if gateway.realtime_sessions >= most:
+        reason = f"this server has {most} realtime sessions, its most; try again later"
+        raise ApiError(429, reason, None, "session_limit", "rate_limit_error")
+    gateway.realtime_sessions += 1
+    try:
+        with metrics.REALTIME_SESSIONS.track_inprogress():
+            yield
+    finally:
+        gateway.realtime_sessions -= 1
 
 
 class _Connection:
@@ -129,7 +112,7 @@ class _Connection:
             self._outbox.put(self._dialect.error_event(RealtimeError("session_expired", reason)))
             self._outbox.finish()
             await writing
-            return WS_1001_GOING_AWAY
+            return status.WS_1001_GOING_AWAY
         finally:
             reading.cancel()
             await asyncio.shield(asyncio.gather(reading, return_exceptions=True))
@@ -139,11 +122,11 @@ class _Connection:
 
     async def _read(self) -> None:
         """Handles the client's events. Never returns. Raises WebSocketDisconnect."""
-        self._handler.begin()
+        self._handler.send("session.created", session=self._handler.session.public())
         while True:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect(message.get("code", WS_1001_GOING_AWAY))
+                raise WebSocketDisconnect(message.get("code", status.WS_1001_GOING_AWAY))
             await self._outbox.room()  # a client that does not read is not answered
             await self._handle(message.get("text"))
 
@@ -152,23 +135,20 @@ class _Connection:
         try:
             if text is None:
                 raise RealtimeError("invalid_value", "events of a client are JSON texts", "type")
-            event = await in_thread_if_long(len(text), lambda: parse(text))
+            event = await events.in_thread_if_long(len(text), lambda: events.parse(text))
             await self._choose_dialect(event)
             await self._dialect.handle(event)
             return
-        except RealtimeError as error:
-            refusal = error
         except ApiError as error:
-            refusal = from_api(error)
+            refusal = error
         except Exception as error:  # a bug: the session goes on
             log.exception("realtime event failed", kind=event and event.type, exc_info=error)
-            refusal = from_api(gateway_fault())
-        refusal.event_id = refusal.event_id or (event and event.event_id)
-        self._outbox.put(self._dialect.error_event(refusal))
+            refusal = gateway_fault()
+        self._outbox.put(self._dialect.error_event(refusal, event and event.event_id))
 
-    async def _choose_dialect(self, event: ClientEvent) -> None:
-        """Chooses the dialect by the client's first event. Raises RealtimeError."""
-        if isinstance(event, ModelUpdate) and self._dialect is self._handler:
+    async def _choose_dialect(self, event: events.ClientEvent) -> None:
+        """Raises RealtimeError: vLLM's dialect is chosen by the first event only."""
+        if isinstance(event, events.ModelUpdate) and self._dialect is self._handler:
             if not self._is_first:
                 raise RealtimeError("missing_required_parameter", "session: is missing", "session")
             await self._handler.close()

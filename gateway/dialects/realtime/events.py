@@ -1,17 +1,12 @@
-"""Parses the client's events and makes the server's.
-
-Unknown members are kept, never refused: clients send what newer models of OpenAI take.
-"""
+"""Parses the client's events and makes the server's. Unknown members are kept: clients send those of newer models."""
 
 import asyncio
 import secrets
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from gateway.errors import ApiError
 from gateway.settings import MIB
@@ -22,38 +17,22 @@ MAX_EVENT_CHARACTERS = 16 * MIB
 _LONG_CHARACTERS = MIB // 4
 _MAX_ID_CHARACTERS = 512
 _SHOWN_CHARACTERS = 64  # of a client's value in an error
+# OpenAI's codes of pydantic's errors; others are invalid_type or invalid_value.
+_CODES = {"missing": "missing_required_parameter", "string_too_long": "string_above_max_length"}
 
 
-@dataclass(eq=False)
-class RealtimeError(Exception):
-    """A refusal, sent to the client; the session goes on.
+class RealtimeError(ApiError):
+    """A refusal in a session, which goes on. `event_id`: of the client's event at fault."""
 
-    Attributes:
-        param: member at fault, e.g. "session.audio.output.speed".
-        event_id: names the client's event at fault.
-        type: "server_error" where the client is not at fault.
-    """
-
-    code: str
-    message: str
-    param: str | None = None
-    event_id: str | None = None
-    type: str = "invalid_request_error"
-
-    def __post_init__(self) -> None:
-        super().__init__(self.message)
-
-
-def from_api(error: ApiError) -> RealtimeError:
-    return RealtimeError(error.code or "invalid_value", error.message, error.param, type=error.kind)
-
-
-def to_api(error: RealtimeError) -> ApiError:
-    return ApiError(400, error.message, error.param, error.code)
+    def __init__(
+        self, code: str, message: str, param: str | None = None, event_id: str | None = None, kind: str = ""
+    ) -> None:
+        super().__init__(400, message, param, code, kind)
+        self.event_id = event_id
 
 
 async def in_thread_if_long(characters: int, work: Callable[[], Result]) -> Result:
-    """Runs `work`, in a thread if it would block the event loop."""
+    """Runs `work`, in a thread if `characters` are many."""
     return await asyncio.to_thread(work) if characters > _LONG_CHARACTERS else work()
 
 
@@ -99,7 +78,7 @@ class OutputAudioClear(_Event):
 
 
 class ItemCreate(_Event):
-    """Inserts an item after `previous_item_id`: first for "root", last for None."""
+    """`previous_item_id`: "root" for the first place, None for the last."""
 
     type: Literal["conversation.item.create"]
     item: dict[str, Any]
@@ -126,7 +105,7 @@ class ItemTruncate(_Event):
 
 
 class ResponseCreate(_Event):
-    """Asks for a response; `response` overrides the session's settings."""
+    """`response` overrides the session's settings."""
 
     type: Literal["response.create"]
     response: dict[str, Any] | None = None
@@ -158,7 +137,7 @@ CLIENT_EVENT_TYPES = tuple(event.model_fields["type"].annotation.__args__[0] for
 
 
 def parse(text: str) -> ClientEvent:
-    """Parses a message, for tens of milliseconds if it has some MiB. Raises RealtimeError."""
+    """Parses a message: some MiB take tens of milliseconds. Raises RealtimeError."""
     if len(text) > MAX_EVENT_CHARACTERS:
         message = f"the event has {len(text)} characters; at most {MAX_EVENT_CHARACTERS} are taken: send it in pieces"
         raise RealtimeError("event_too_large", message)
@@ -171,7 +150,12 @@ def parse(text: str) -> ClientEvent:
     event_id = event.get("event_id")
     if not isinstance(event_id, str) or len(event_id) > _MAX_ID_CHARACTERS:
         event_id = None
-    _check_type(event, event_id)
+    if "type" not in event:
+        raise RealtimeError("missing_required_parameter", "type: is missing", "type", event_id)
+    if event["type"] not in CLIENT_EVENT_TYPES:
+        shown = repr(event["type"])[:_SHOWN_CHARACTERS]
+        message = f"type: {shown} is not known; supported are {', '.join(CLIENT_EVENT_TYPES)}"
+        raise RealtimeError("invalid_value", message, "type", event_id)
     is_vllms = event["type"] == "session.update" and "model" in event and "session" not in event
     try:
         return ModelUpdate.model_validate(event) if is_vllms else _CLIENT_EVENTS.validate_python(event)
@@ -179,19 +163,10 @@ def parse(text: str) -> ClientEvent:
         raise from_validation(error, event_id=event_id, tags=CLIENT_EVENT_TYPES) from None
 
 
-def _check_type(event: dict[str, Any], event_id: str | None) -> None:
-    if "type" not in event:
-        raise RealtimeError("missing_required_parameter", "type: is missing", "type", event_id)
-    if event["type"] not in CLIENT_EVENT_TYPES:
-        shown = repr(event["type"])[:_SHOWN_CHARACTERS]
-        message = f"type: {shown} is not known; supported are {', '.join(CLIENT_EVENT_TYPES)}"
-        raise RealtimeError("invalid_value", message, "type", event_id)
-
-
 def from_validation(
     error: ValidationError, within: str = "", event_id: str | None = None, tags: Collection[str] = ()
 ) -> RealtimeError:
-    """Makes a refusal of pydantic's first error. `tags`: of unions, which pydantic puts into the path."""
+    """The refusal for pydantic's first error. `tags`: of unions, which pydantic puts into the path."""
     first = error.errors(include_input=False, include_url=False)[0]
     param = within
     for part in first["loc"]:
@@ -199,25 +174,11 @@ def from_validation(
             param += f"[{part}]"
         elif part not in tags:
             param += f".{part}" if param else part
-    return RealtimeError(
-        _code(first), f"{param}: {_reason(first)}" if param else _reason(first), param or None, event_id
-    )
-
-
-def _code(error: ErrorDetails) -> str:
-    kind = error["type"]
-    if kind == "missing":
-        return "missing_required_parameter"
-    if kind == "string_too_long":
-        return "string_above_max_length"
-    return "invalid_type" if kind.endswith("_type") else "invalid_value"
-
-
-def _reason(error: ErrorDetails) -> str:
-    if error["type"] == "missing":
-        return "is missing"
-    reason = error["msg"].removeprefix("Value error, ")
-    return reason[0].lower() + reason[1:]
+    kind = first["type"]
+    code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
+    reason = "is missing" if kind == "missing" else first["msg"].removeprefix("Value error, ")
+    reason = reason[0].lower() + reason[1:]
+    return RealtimeError(code, f"{param}: {reason}" if param else reason, param or None, event_id)
 
 
 def new_id(prefix: str) -> str:
@@ -229,7 +190,9 @@ def server_event(type: str, **members: Any) -> dict[str, Any]:
     return {"type": type, "event_id": new_id("event"), **members}
 
 
-def error_event(error: RealtimeError) -> dict[str, Any]:
-    """Has all members of OpenAI's `error`, as clients read them unchecked."""
-    body = {"type": error.type, "code": error.code, "message": error.message, "param": error.param}
-    return server_event("error", error={**body, "event_id": error.event_id})
+def error_event(error: ApiError, event_id: str | None = None) -> dict[str, Any]:
+    """Has all members of OpenAI's `error`, as clients read them unchecked. `event_id`: of the event at fault."""
+    if isinstance(error, RealtimeError):
+        event_id = error.event_id or event_id
+    body = error.body()["error"]
+    return server_event("error", error={**body, "code": error.code or "invalid_value", "event_id": event_id})

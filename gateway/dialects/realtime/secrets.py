@@ -1,8 +1,6 @@
-"""Client secrets: short-lived keys for `/v1/realtime`.
+"""Client secrets: keys that open realtime connections until they expire, with the session they were made for.
 
-A client secret lets an app's page or phone connect without an API key. It opens realtime connections until it
-expires, with the session it was made for, and nothing else. Only the gateway that made it knows it.
-"""
+Only the gateway that made a secret knows it."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -13,8 +11,8 @@ from starlette.requests import HTTPConnection
 
 from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, presented_key
 from gateway.answers.gateway import Gateway, not_reached
-from gateway.dialects.realtime.events import RealtimeError, to_api
-from gateway.dialects.realtime.output.drawing import check_tool, may_draw
+from gateway.answers.tools.schema import IMAGE_TOOL
+from gateway.dialects.realtime.output.drawing import check_tool
 from gateway.dialects.realtime.settings.session import Session
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, key_of
@@ -27,7 +25,7 @@ router = APIRouter(tags=["realtime"])
 
 
 def secret_of(socket: HTTPConnection) -> ClientSecret | None:
-    """Returns the client secret of a WebSocket, if it has one. Raises ApiError: 401, unknown or expired."""
+    """The client secret of a WebSocket, if it has one. Raises ApiError: 401, unknown or expired."""
     presented = presented_key(socket)
     if not presented.startswith(PREFIX):
         return None
@@ -45,8 +43,9 @@ def new_session(gateway: Gateway, **members: Any) -> Session:
     model = gateway.model_of(stage)
     if model is None:
         raise not_reached(stage)
-    speaks = gateway.pipeline.config.outputs.speech is not None
-    return Session.new(model, gateway.pipeline.voices, speaks=speaks, draws=may_draw(gateway), **members)
+    outputs = gateway.pipeline.config.outputs
+    draws = IMAGE_TOOL in gateway.settings.hosted_tools and outputs.image is not None
+    return Session.new(model, gateway.pipeline.voices, speaks=outputs.speech is not None, draws=draws, **members)
 
 
 class ExpiresAfter(BaseModel):
@@ -68,22 +67,13 @@ async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(
     """Makes a short-lived key for one app's page or phone, which opens realtime connections only."""
     request = await read_json(http, ClientSecretRequest, gateway.settings.request_timeout_s)
     patch = request.session or {}
-    session = _checked(gateway, patch)
-    lifetime = request.expires_after or ExpiresAfter()
-    text, secret = http.app.state.client_secrets.make(key_of(http), patch, lifetime.seconds)
-    body = {"value": text, "expires_at": secret.expires_at, "session": session.public()}
-    return Json(body, headers={"cache-control": "no-store"})
-
-
-def _checked(gateway: Gateway, patch: dict[str, Any]) -> Session:
-    """Raises ApiError: 400."""
     try:
         json.dumps(patch, allow_nan=False)
     except ValueError:
         raise invalid("session", "has a number that JSON does not know: NaN or Infinity") from None
-    try:
-        session = new_session(gateway).updated(patch)
-        check_tool(gateway, session)
-        return session
-    except RealtimeError as error:
-        raise to_api(error) from None
+    session = new_session(gateway).updated(patch)
+    check_tool(gateway, session)
+    lifetime = request.expires_after or ExpiresAfter()
+    text, secret = http.app.state.client_secrets.make(key_of(http), patch, lifetime.seconds)
+    body = {"value": text, "expires_at": secret.expires_at, "session": session.public()}
+    return Json(body, headers={"cache-control": "no-store"})

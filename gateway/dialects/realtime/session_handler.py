@@ -1,23 +1,16 @@
 """Handles the events of a session's client."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from gateway.access.api_keys import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.dialects.realtime import events
-from gateway.dialects.realtime.conversation.conversation import Conversation, ConversationLimits
-from gateway.dialects.realtime.conversation.items import (
-    Item,
-    decode_base64,
-    parse_item,
-    parse_items,
-    spoken,
-)
+from gateway.dialects.realtime.conversation.conversation import Conversation
+from gateway.dialects.realtime.conversation.items import Item, decode_base64, parse_item, parse_items, spoken
 from gateway.dialects.realtime.conversation.prompt import Prompt, load_images
-from gateway.dialects.realtime.events import ClientEvent, RealtimeError, error_event, in_thread_if_long, server_event
+from gateway.dialects.realtime.events import ClientEvent, RealtimeError, in_thread_if_long, server_event
 from gateway.dialects.realtime.input.input_buffer import InputBuffer
 from gateway.dialects.realtime.input.transcriber import Transcriber
 from gateway.dialects.realtime.input.turn_listener import TurnListener
@@ -26,7 +19,6 @@ from gateway.dialects.realtime.output.outbox import Outbox
 from gateway.dialects.realtime.output.responses import Request, Response, check_metadata
 from gateway.dialects.realtime.settings.session import Session
 from gateway.listening.detector import DetectorError
-from gateway.listening.turn_model import TurnModel
 
 # Events that do not change the input of a speculative answer.
 _HARMLESS = (events.AudioAppend, events.ItemRetrieve, events.ResponseCancel)
@@ -34,17 +26,19 @@ _MAX_SIDE_RESPONSES = 8  # out of band, at a time
 
 
 class SessionHandler:
-    """One session's state. `log` has the fields of the connection's log line."""
+    """One session. `log` has the fields of the connection's log line."""
+
+    error_event = staticmethod(events.error_event)
 
     def __init__(
         self, gateway: Gateway, session: Session, outbox: Outbox, key: ApiKey | None, log: dict[str, Any]
     ) -> None:
         self._gateway, self._outbox, self._key, self._log = gateway, outbox, key, log
-        limits = ConversationLimits(gateway.settings.max_realtime_items, gateway.settings.max_realtime_bytes)
-        self.session, self.conversation = session, Conversation(limits)
+        self.session = session
+        self.conversation = Conversation(gateway.settings.max_realtime_items, gateway.settings.max_realtime_bytes)
         self.buffer = InputBuffer(session.input_format)
-        self._active: Response | None = None
-        self._responses: dict[str, tuple[Response, asyncio.Task[None]]] = {}
+        self.active: Response | None = None
+        self._responses: dict[str, Response] = {}
         self._spoke = False
         self._listener: TurnListener | None = None
         self._transcriber = Transcriber(gateway, self.send, key)
@@ -61,28 +55,20 @@ class SessionHandler:
             events.ResponseCancel: self._cancel,
         }
 
-    def begin(self) -> None:
-        self.send("session.created", session=self.session.public())
-
     async def close(self) -> None:
-        await asyncio.gather(
-            self._transcriber.close(), *(response.drop() for response, _ in list(self._responses.values()))
-        )
+        await asyncio.gather(self._transcriber.close(), *(response.drop() for response in self._responses.values()))
         # The session is in reference cycles, which Python may collect only hours later.
         self._close_listener()
         self.buffer = InputBuffer(self.session.input_format)  # a thread may still be at work on the other one
         self.conversation.clear()
 
     async def handle(self, event: ClientEvent) -> None:
-        """Handles an event of the client. Raises RealtimeError, ApiError: nothing was changed."""
+        """Handles an event of the client. Raises ApiError: nothing was changed."""
         handler = self._handlers.get(type(event))
         if self._listener is not None and not isinstance(event, _HARMLESS):
             await self._listener.discard_speculation()
         if handler is not None:  # the others are for WebRTC and SIP
             await handler(event)
-
-    def error_event(self, error: RealtimeError) -> dict[str, Any]:
-        return error_event(error)
 
     def send(self, kind: str, /, **members: Any) -> None:
         self._outbox.put(server_event(kind, **members))
@@ -108,13 +94,12 @@ class SessionHandler:
             return
         try:
             if self._listener is None:
-                self._listener = TurnListener(self, self._gateway.detectors.open(begin_ms), rules)
-            self._listener.use(rules)
-            await self._listener.listen(samples)
+                self._listener = TurnListener(self, self._gateway, self._gateway.detectors.open(begin_ms), rules)
+            await self._listener.listen(samples, rules)
         except DetectorError as error:
             await self._reset_turn()
             self._close_listener()
-            raise RealtimeError("detector_failed", str(error), type="server_error") from None
+            raise RealtimeError("detector_failed", str(error), kind="server_error") from None
 
     async def _commit(self, event: events.AudioCommit) -> None:
         self.commit(spoken(self.buffer.all()))
@@ -134,19 +119,6 @@ class SessionHandler:
     async def _reset_turn(self) -> None:
         if self._listener is not None:
             await self._listener.reset_turn()
-
-    @property
-    def active(self) -> Response | None:
-        return self._active
-
-    @property
-    def may_speculate(self) -> bool:
-        """Whether no request waits for a stage, so that a speculative answer delays nobody."""
-        return self._gateway.settings.realtime_speculation and self._gateway.pipeline.has_room
-
-    @property
-    def turn_model(self) -> TurnModel | None:
-        return self._gateway.turn_model
 
     def commit(self, item: Item) -> None:
         is_answered = self.session.type == "realtime"
@@ -176,9 +148,9 @@ class SessionHandler:
         self.send("conversation.item.deleted", item_id=event.item_id)
 
     async def _truncate(self, event: events.ItemTruncate) -> None:
-        place = {"item_id": event.item_id, "content_index": event.content_index}
+        cut = {"item_id": event.item_id, "content_index": event.content_index, "audio_end_ms": event.audio_end_ms}
         self.conversation.truncate(event.item_id, event.content_index, event.audio_end_ms)
-        self.send("conversation.item.truncated", **place, audio_end_ms=event.audio_end_ms)
+        self.send("conversation.item.truncated", **cut)
 
     async def _respond(self, event: events.ResponseCreate) -> None:
         if self.session.type == "transcription":
@@ -188,16 +160,15 @@ class SessionHandler:
         if conversation not in ("auto", "none"):
             message = 'response.conversation: must be "auto" or "none"'
             raise RealtimeError("invalid_value", message, "response.conversation")
-        if conversation == "none" and len(self._responses) - (self._active is not None) >= _MAX_SIDE_RESPONSES:
+        if conversation == "none" and len(self._responses) - (self.active is not None) >= _MAX_SIDE_RESPONSES:
             raise RealtimeError("too_many_responses", f"at most {_MAX_SIDE_RESPONSES} responses run at a time")
         metadata, input_ = check_metadata(request.get("metadata")), request.get("input")
         if conversation == "auto":
             self._check_idle()
         session = self.session.for_response(request)
         check_tool(self._gateway, session, "response")
-        if input_ is None:
-            items = self.conversation.context()
-        else:
+        items = None
+        if input_ is not None:
             items = await asyncio.to_thread(parse_items, input_, self.session.input_format, self.conversation.find)
             for index, item in enumerate(items):
                 if not item.images:
@@ -205,8 +176,8 @@ class SessionHandler:
         self.respond(session, items, metadata, out_of_band=conversation == "none")
 
     def _check_idle(self) -> None:
-        if self._active is not None:
-            message = f"the conversation has an active response already: {self._active.id}; wait for response.done"
+        if self.active is not None:
+            message = f"the conversation has an active response already: {self.active.id}; wait for response.done"
             raise RealtimeError("conversation_already_has_active_response", message)
 
     def respond(
@@ -215,17 +186,15 @@ class SessionHandler:
         items: list[Item] | None = None,
         metadata: dict[str, Any] | None = None,
         *,
-        after: Item | None = None,
         out_of_band: bool = False,
         speculative: bool = False,
     ) -> Response:
         """Starts a response.
 
         Args:
-            session: None: the session's own settings.
+            session: None: as the session is.
             items: of the prompt; None: those of the conversation.
             metadata: for the client's own use.
-            after: ends the prompt and is not in the conversation yet.
             out_of_band: keeps the answer out of the conversation.
             speculative: holds the events until `Response.release`.
 
@@ -235,34 +204,32 @@ class SessionHandler:
         if not out_of_band:
             self._check_idle()
         items = self.conversation.context() if items is None else items
-        items = items if after is None else [*items, after]
         prompt = Prompt(session or self.session, items, self.conversation.id)
         conversation = None if out_of_band else self.conversation
         request = Request(prompt, metadata, conversation, self._key, self._log)
         response = Response(self._gateway, request, self._outbox, speculative)
         if not out_of_band:
-            self._active = response
+            self.active = response
             if self._listener is not None:
                 self._listener.idle_from(None)
-        task = response.start()
-        self._responses[response.id] = response, task
-        task.add_done_callback(lambda _: self._ended(response))
+        self._responses[response.id] = response
+        response.start().add_done_callback(lambda _: self._ended(response))
         return response
 
     def _has_spoken(self) -> bool:
-        return self._spoke or any(response.played_at for response, _ in self._responses.values())
+        return self._spoke or any(response.played_at for response in self._responses.values())
 
     def _ended(self, response: Response) -> None:
         self._spoke = self._has_spoken()
         del self._responses[response.id]
-        if self._active is response:
-            self._active = None
+        if self.active is response:
+            self.active = None
             if self._listener is not None and not response.is_speculative:
-                self._listener.idle_from(max(0.0, response.played_at - time.monotonic()))
+                self._listener.idle_from(response.played_at)
 
     async def _cancel(self, event: events.ResponseCancel) -> None:
         id = event.response_id
-        found = self._active if id is None else self._responses.get(id, (None,))[0]
+        found = self.active if id is None else self._responses.get(id)
         if found is None or found.is_speculative:  # unknown to the client
             message = "Cancellation failed: no active response found"
             raise RealtimeError("response_cancel_not_active", message, "response_id" if id else None)

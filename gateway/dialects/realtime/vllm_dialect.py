@@ -15,16 +15,9 @@ from gateway.answers.transcription.audio_sources import LiveSound
 from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.request import TranscriptionRequest
 from gateway.answers.transcription.run import transcription_prompt
+from gateway.dialects.realtime import events
 from gateway.dialects.realtime.conversation.items import decode_base64
-from gateway.dialects.realtime.events import (
-    AudioAppend,
-    AudioCommit,
-    ClientEvent,
-    ModelUpdate,
-    RealtimeError,
-    from_api,
-    in_thread_if_long,
-)
+from gateway.dialects.realtime.events import RealtimeError
 from gateway.dialects.realtime.input.transcriber import transcribe
 from gateway.dialects.realtime.output.outbox import Outbox
 from gateway.errors import ApiError, gateway_fault
@@ -35,8 +28,7 @@ log = structlog.get_logger()
 
 
 class VllmDialect:
-    """Handles one session. A commit starts a transcription, also of the sound before it; a final commit ends the
-    sound."""
+    """Handles one session. A commit starts a transcription; a final one also ends the sound."""
 
     def __init__(self, gateway: Gateway, outbox: Outbox, key: ApiKey | None) -> None:
         self._gateway, self._outbox, self._key = gateway, outbox, key
@@ -45,17 +37,17 @@ class VllmDialect:
         self._work: asyncio.Task[None] | None = None
         self._transcribed: LiveSound | None = None  # by `_work`
 
-    async def handle(self, event: ClientEvent) -> None:
+    async def handle(self, event: events.ClientEvent) -> None:
         match event:
-            case ModelUpdate(model=model):
+            case events.ModelUpdate(model=model):
                 self._gateway.stage_for("text", model, takes_loras=True)
                 self._model = model
-            case AudioAppend(audio=audio):
+            case events.AudioAppend(audio=audio):
                 if self._sound.waiting_s >= _MOST_WAITING_S:
                     reason = f"audio: {_MOST_WAITING_S} s of sound wait to be written down, the most; send it later"
                     raise RealtimeError("input_audio_buffer_full", reason, "audio")
-                self._sound.add(await in_thread_if_long(len(audio), lambda: decode_base64(audio, "audio")))
-            case AudioCommit():
+                self._sound.add(await events.in_thread_if_long(len(audio), lambda: decode_base64(audio, "audio")))
+            case events.AudioCommit():
                 self._commit((event.model_extra or {}).get("final") is True)
             case _:
                 message = f"type: {event.type} is not known after a session.update without `session`"
@@ -66,8 +58,8 @@ class VllmDialect:
             self._work.cancel()
             await asyncio.wait([self._work])
 
-    def error_event(self, error: RealtimeError) -> dict[str, Any]:
-        return {"type": "error", "error": error.message, "code": error.code}
+    def error_event(self, error: ApiError, event_id: str | None = None) -> dict[str, Any]:
+        return {"type": "error", "error": error.message, "code": error.code or "invalid_value"}
 
     def _commit(self, is_final: bool) -> None:
         if self._transcribed is not self._sound:
@@ -102,6 +94,6 @@ class VllmDialect:
         self._outbox.put({"type": "transcription.delta", "delta": delta})
 
     def _fail(self, sound: LiveSound, error: ApiError) -> None:
-        self._outbox.put(self.error_event(from_api(error)))
+        self._outbox.put(self.error_event(error))
         if self._sound is sound:  # further sound is another transcription's
             self._sound = self._new_sound()

@@ -9,7 +9,6 @@ from pydantic import Field
 from gateway.dialects.responses.endpoint import responses_of
 from gateway.dialects.responses.items import new_id, read_items
 from gateway.dialects.responses.listing import Page, listed, read_query
-from gateway.dialects.responses.responses import Responses, storing
 from gateway.dialects.responses.schema import Metadata
 from gateway.dialects.responses.store import Thread
 from gateway.errors import ApiError, invalid
@@ -43,8 +42,7 @@ async def create_conversation(http: Request) -> dict[str, Any]:
     """Makes a conversation."""
     request = await read_json(http, ConversationRequest, _limit_s(http))
     thread = Thread(new_id("conv"), int(time.time()), None, request.metadata or {})
-    with storing():
-        await responses_of(http).store.put(thread, owner_of(http), read_items(request.items or [], "items"))
+    await responses_of(http).store.put(thread, owner_of(http), read_items(request.items or [], "items"))
     return _public(thread)
 
 
@@ -59,8 +57,7 @@ async def update_conversation(http: Request, conversation_id: str) -> dict[str, 
     """Changes a conversation's metadata."""
     thread = await _found(http, conversation_id)
     request = await read_json(http, ConversationUpdate, _limit_s(http))
-    with storing():
-        await responses_of(http).store.rewrite(conversation_id, request.metadata)
+    await responses_of(http).store.rewrite(conversation_id, request.metadata)
     return _public(Thread(thread.id, thread.created_at, None, request.metadata))
 
 
@@ -68,8 +65,7 @@ async def update_conversation(http: Request, conversation_id: str) -> dict[str, 
 async def delete_conversation(http: Request, conversation_id: str) -> dict[str, Any]:
     """Removes a conversation and its items."""
     await _found(http, conversation_id)
-    with storing():
-        await responses_of(http).store.remove(conversation_id)
+    await responses_of(http).store.remove(conversation_id)
     return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
 
 
@@ -78,9 +74,7 @@ async def list_items(http: Request, conversation_id: str) -> dict[str, Any]:
     """Lists the items of a conversation."""
     shown = read_query(http, Page)
     await _found(http, conversation_id)
-    with storing():
-        items = await responses_of(http).store.items(conversation_id)
-    return listed(items, shown)
+    return listed(await responses_of(http).store.items(conversation_id), shown)
 
 
 @router.post("/v1/conversations/{conversation_id}/items", openapi_extra=_opened(ItemsRequest))
@@ -92,8 +86,7 @@ async def create_items(http: Request, conversation_id: str) -> dict[str, Any]:
     for i, item in enumerate(items):
         if item["type"] == "item_reference":
             raise invalid(f"items[{i}].type", "a conversation has items themselves")
-    with storing():
-        await responses_of(http).store.add(conversation_id, items)
+    await responses_of(http).store.add(conversation_id, items)
     return listed(items, Page(limit=100, order="asc"))
 
 
@@ -101,9 +94,7 @@ async def create_items(http: Request, conversation_id: str) -> dict[str, Any]:
 async def get_item(http: Request, conversation_id: str, item_id: str) -> dict[str, Any]:
     """Returns an item of a conversation."""
     await _found(http, conversation_id)
-    with storing():
-        items = await responses_of(http).store.items(conversation_id)
-    for item in items:
+    for item in await responses_of(http).store.items(conversation_id):
         if item["id"] == item_id:
             return item
     raise ApiError(404, f"there is no item {item_id[:80]!r} in the conversation", None, "not_found")
@@ -113,8 +104,7 @@ async def get_item(http: Request, conversation_id: str, item_id: str) -> dict[st
 async def delete_item(http: Request, conversation_id: str, item_id: str) -> dict[str, Any]:
     """Removes an item and returns the conversation."""
     await get_item(http, conversation_id, item_id)
-    with storing():
-        await responses_of(http).store.remove_item(conversation_id, item_id)
+    await responses_of(http).store.remove_item(conversation_id, item_id)
     return await get_conversation(http, conversation_id)
 
 
@@ -123,8 +113,7 @@ def _limit_s(http: Request) -> float:
 
 
 async def _found(http: Request, conversation_id: str) -> Thread:
-    responses: Responses = responses_of(http)
-    return await responses.conversation(conversation_id, owner_of(http), None)
+    return await responses_of(http).thread("conversation", conversation_id, owner_of(http), None)
 
 
 def _public(thread: Thread) -> dict[str, Any]:

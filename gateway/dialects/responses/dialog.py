@@ -7,8 +7,7 @@ from dataclasses import replace
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import to_jobs
 from gateway.answers.request import Tool
-from gateway.answers.tools.events import ToolEvent
-from gateway.answers.turn import ToolCall, Turn
+from gateway.answers.turns import Dialog
 from gateway.dialects.responses.messages import Messages, chat_request, in_items_terms, last_picture
 from gateway.dialects.responses.output import OutputItem
 from gateway.dialects.responses.parts import Item
@@ -16,14 +15,8 @@ from gateway.dialects.responses.spec import ResponseSpec
 from gateway.pipeline.run import Job
 
 
-class ResponseDialog:
-    """The items before a response, and its own.
-
-    Args:
-        gateway: the gateway.
-        spec: what the response is to be.
-        outputs: its items; they grow.
-    """
+class ResponseDialog(Dialog):
+    """The items before a response, and its `outputs`, which grow by turns and results."""
 
     def __init__(self, gateway: Gateway, spec: ResponseSpec, outputs: Sequence[OutputItem]) -> None:
         self._gateway, self._spec, self._outputs = gateway, spec, outputs
@@ -32,7 +25,6 @@ class ResponseDialog:
         self._messages, self._places = Messages(sees_images=False), list[str]()
 
     async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
-        """See `Dialog`."""
         spec, tools = self._spec, self._spec.tools
         self._context += self._new()
         self._added = len(self._outputs)
@@ -50,7 +42,7 @@ class ResponseDialog:
         return replace(job, conversation_id=self._conversation_id)
 
     def shorten(self) -> bool:
-        """Leaves out the oldest quarter of the items, the last one never; whether that is done."""
+        """Leaves out the oldest quarter of the items, never the last one; whether it has done so."""
         count = max(1, (len(self._context) - 1) // 4)
         if self._spec.request.truncation != "auto" or len(self._context) <= count:
             return False
@@ -61,18 +53,10 @@ class ResponseDialog:
         ]
         return bool(self._context)
 
-    def end_turn(self, turn: Turn) -> None:
-        """Nothing: the response's outputs are the conversation's next items."""
-
     def last_image(self) -> str | None:
-        """See `Dialog`."""
         return last_picture([item for _, item in (*self._context, *self._new())])
 
-    def add_result(self, call: ToolCall, event: ToolEvent) -> None:
-        """Nothing: the result is in the call's output."""
-
     def in_own_terms(self) -> AbstractContextManager[None]:
-        """See `Dialog`."""
         return in_items_terms(lambda: (self._messages.places, self._places))
 
     def _new(self) -> list[tuple[str, Item]]:
@@ -80,16 +64,14 @@ class ResponseDialog:
 
     def _offered(self, with_hosted: bool) -> tuple[list[Tool], list[str]]:
         """(tools that the model may call now, where in the request each is)."""
-        tools = self._spec.tools
-        offered, places = list(tools.functions), list(tools.places)
-        for tool, place in tools.hosted.values() if with_hosted else ():
-            offered.append(tool.function())
-            places.append(place)
-        return offered, places
+        offered = list(self._spec.tools.functions)
+        if with_hosted:
+            offered += [(tool.function(), place) for tool, place in self._spec.tools.hosted.values()]
+        return [tool for tool, _ in offered], [place for _, place in offered]
 
     @property
     def _conversation_id(self) -> str:
-        """Key that routes all turns of a conversation to one thinker; "": the prompt decides."""
+        """Routes all turns of a conversation to one thinker; "": the prompt decides."""
         request = self._spec.request
         name = request.conversation.id if request.conversation else request.prompt_cache_key
         return f"{self._spec.owner or ''}/{name}" if name else ""

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gateway.answers.gateway import Gateway
 from gateway.dialects.responses.listing import Page, listed, read_query
 from gateway.dialects.responses.output import ResponseEvent
-from gateway.dialects.responses.responses import Responses, storing
+from gateway.dialects.responses.responses import Responses
 from gateway.dialects.responses.run import ResponseRun
 from gateway.dialects.responses.schema import InputTokensRequest, ResponseRequest
 from gateway.errors import from_error, invalid
@@ -28,8 +28,6 @@ _OPENAPI = page(ResponseRequest, "application/json", "the Response object, or wi
 
 
 class GetQuery(Strict):
-    """The query of `get_response`."""
-
     stream: bool = False
     starting_after: NotNegative | None = None
     include: Any = Field(default=None, description="accepted; a response is told whole")
@@ -39,14 +37,13 @@ class GetQuery(Strict):
 @router.post("/v1/responses", openapi_extra=_OPENAPI, response_model=None)
 async def create_response(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers items with items: text, reasoning, function calls, images."""
-    limit_s = gateway.settings.request_timeout_s
-    request = await read_json(http, ResponseRequest, limit_s)
+    request = await read_json(http, ResponseRequest, gateway.settings.request_timeout_s)
     responses = responses_of(http)
     run = await responses.ask(request, http.state.request_id, key_of(http), http.state.log)
     if request.background:
         return await _in_background(http, gateway, responses, run)
     if request.stream:
-        return EventStream(_stream(run.events()), limit_s + LAST_WORD_S)
+        return _stream(gateway, run.events())
     return await while_connected(http.receive, _whole(run))
 
 
@@ -60,7 +57,7 @@ async def _in_background(http: Request, gateway: Gateway, responses: Responses, 
         running = await responses.begin(run, place.pop_all())
         running.task.add_done_callback(lambda _, held=http.state.place.pop_all(): held.close())
     if run.spec.request.stream:
-        return EventStream(_stream(running.events(-1)), gateway.settings.request_timeout_s + LAST_WORD_S)
+        return _stream(gateway, running.events(-1))
     return Json(run.public())
 
 
@@ -68,15 +65,18 @@ async def _whole(run: ResponseRun) -> Response:
     async with aclosing(run.events()) as events:
         async for event in events:
             last = event
-    if last["type"] == "response.failed" and (error := run.error) is not None:
-        raise error
+    if run.error is not None:
+        raise run.error
     return await asyncio.to_thread(Json, last["response"])  # it may have megabytes of images
 
 
-async def _stream(events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(events) as told:
-        async for event in told:
-            yield named_sse(event)
+def _stream(gateway: Gateway, events: AsyncGenerator[ResponseEvent, None]) -> EventStream:
+    async def texts() -> AsyncGenerator[bytes, None]:
+        async with aclosing(events):
+            async for event in events:
+                yield named_sse(event)
+
+    return EventStream(texts(), gateway.settings.request_timeout_s + LAST_WORD_S)
 
 
 @router.post(
@@ -107,11 +107,9 @@ async def get_response(http: Request, response_id: str) -> Response:
         if query.starting_after is not None:
             raise invalid("starting_after", "only with stream=true")
         return Json(await responses.get(response_id, owner))
-    running = await responses.background(response_id, owner, "its events are kept")
-    limit_s = responses.gateway.settings.request_timeout_s
-    return EventStream(
-        _stream(running.events(-1 if query.starting_after is None else query.starting_after)), limit_s + LAST_WORD_S
-    )
+    running = await responses.background(response_id, owner)
+    after = -1 if query.starting_after is None else query.starting_after
+    return _stream(responses.gateway, running.events(after))
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -132,9 +130,7 @@ async def list_input_items(http: Request, response_id: str) -> dict[str, Any]:
     """Lists the items of a response's own input."""
     responses, shown = responses_of(http), read_query(http, Page)
     await responses.get(response_id, owner_of(http))
-    with storing():
-        items = await responses.store.items(response_id)
-    return listed(items, shown)
+    return listed(await responses.store.items(response_id), shown)
 
 
 def responses_of(http: Request) -> Responses:

@@ -1,4 +1,4 @@
-"""Reads the items of a response's input into the form that is stored, listed and answered."""
+"""Reads the items of a response's input into the form that is stored and listed."""
 
 import secrets
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ MAX_ITEMS = 10_000
 
 
 def new_id(prefix: str) -> str:
-    """Returns an id nobody can guess, e.g. "msg_..."."""
+    """An id nobody can guess, e.g. "msg_..."."""
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
@@ -49,8 +49,6 @@ class Reasoning(Part):
 
 
 class ImageCall(Part):
-    """A generated image."""
-
     result: str | None = Field(default=None, description="the file in base64; none if it failed")
     output_format: str | None = None
     revised_prompt: str | None = None
@@ -58,7 +56,7 @@ class ImageCall(Part):
 
 
 class MadeCall(Part):
-    """A generated video or sound."""
+    """A video or sound."""
 
     prompt: str | None = None
     video: dict[str, Any] | None = Field(default=None, description="as in /v1/videos; none if it failed")
@@ -85,7 +83,7 @@ _ITEMS: dict[str, tuple[type[Part], str]] = {
 
 
 def read_items(given: str | Sequence[Any], field: str = "input") -> list[Item]:
-    """Gives each item a type, an id and content in parts. Leaves out items of other servers' tools. Raises ApiError."""
+    """Items with a type, an id and content in parts, without those of other servers' tools. Raises ApiError."""
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if len(given) > MAX_ITEMS:

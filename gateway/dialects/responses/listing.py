@@ -1,4 +1,4 @@
-"""Pages lists of items as OpenAI does."""
+"""Pages of lists of items, as OpenAI's."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -12,8 +12,6 @@ from gateway.validation import Model, Strict, validated
 
 
 class Page(Strict):
-    """The query of a list."""
-
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
@@ -27,7 +25,7 @@ def read_query(http: Request, model: type[Model]) -> Model:
 
 
 def listed(items: Sequence[Item], page: Page) -> dict[str, Any]:
-    """Returns a page of `items`, oldest first. Raises ApiError: 400, `after` is unknown."""
+    """A page of `items`, which are oldest first. Raises ApiError: 400, `after` is unknown."""
     ordered = items if page.order == "asc" else items[::-1]
     if page.after is not None:
         ids = [item["id"] for item in ordered]

@@ -1,7 +1,6 @@
-"""What a response answers, as a chat request: items become messages, and refusals name the items again."""
+"""A response's input as a chat request: items become messages, and refusals name the items again."""
 
 import base64
-import binascii
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,14 +25,16 @@ from gateway.dialects.responses.schema import ResponseRequest, TextFormat
 from gateway.errors import ApiError, invalid
 from gateway.pipeline.config import ThinkerSampling
 
+# Members that a chat has too, by the same name.
+_SAME = (*ThinkerSampling.model_fields, "model", "modalities", "audio", "stream", "stop", "priority", "lora", "quartet")
+
 
 @dataclass
 class Messages:
     """A conversation as chat has it.
 
     Attributes:
-        messages: the messages.
-        places: where in the request each of them is; one of an earlier turn has the member that named that.
+        places: where in the request each message is; one of an earlier turn has the member that named that.
         sees_images: whether the model is shown the pictures that were made.
     """
 
@@ -42,7 +43,7 @@ class Messages:
     places: list[str] = field(default_factory=list)
 
     def add(self, place: str, item: Item) -> None:
-        """Adds an item. Raises ApiError: 400 naming what of it cannot be read."""
+        """Adds an item. Raises ApiError: 400 naming the member at fault."""
         match item["type"]:
             case "message":
                 self._message(place, item)
@@ -51,7 +52,8 @@ class Messages:
             case "function_call_output":
                 self._output(place, item["call_id"], chat_parts(item["output"], f"{place}.output"))
             case "reasoning":
-                self._assistant(place, self._thinks).reasoning_content = thought(item)
+                message = self._assistant(place, "content", "tool_calls", "reasoning_content")
+                message.reasoning_content = thought(item)
             case "image_generation_call" | "video_generation_call" | "sound_generation_call":
                 self._hosted(place, item)
 
@@ -63,47 +65,34 @@ class Messages:
         parts = chat_parts(item["content"], f"{place}.content")
         match item["role"]:
             case "assistant":
-                self._assistant(place, self._speaks).content = parts
+                self._assistant(place, "content", "tool_calls").content = parts
             case "user":
                 self._add(place, conversation.UserMessage(role="user", content=parts))
             case role:
                 self._add(place, conversation.SystemMessage(role=role, content=parts))
 
-    def _assistant(self, place: str, takes: Any) -> conversation.AssistantMessage:
-        """The assistant's message that what comes next belongs to: the last, if it `takes` it, or a new one."""
+    def _assistant(self, place: str, *without: str) -> conversation.AssistantMessage:
+        """The last message if it is the assistant's and has none of these members, else a new one."""
         last = self.messages[-1] if self.messages else None
-        if isinstance(last, conversation.AssistantMessage) and takes(last):
+        if isinstance(last, conversation.AssistantMessage) and not any(getattr(last, name) for name in without):
             return last
         self._add(place, message := conversation.AssistantMessage(role="assistant"))
         return message
 
-    @staticmethod
-    def _thinks(last: conversation.AssistantMessage) -> bool:
-        return not (last.content or last.tool_calls or last.reasoning_content)
-
-    @staticmethod
-    def _speaks(last: conversation.AssistantMessage) -> bool:
-        return not (last.content or last.tool_calls)
-
     def _call(self, place: str, call_id: str, name: str, arguments: str) -> None:
         function = conversation.FunctionCall(name=name, arguments=arguments)
         call = conversation.ToolCall(id=call_id, type="function", function=function)
-        message = self._assistant(place, lambda _: True)
+        message = self._assistant(place)
         message.tool_calls = [*(message.tool_calls or ()), call]
 
     def _output(self, place: str, call_id: str, parts: list[Any]) -> None:
-        called = any(
-            call.id == call_id
-            for message in self.messages
-            if isinstance(message, conversation.AssistantMessage)
-            for call in message.tool_calls or ()
-        )
-        if not called:
+        calls = (call for message in self.messages for call in getattr(message, "tool_calls", None) or ())
+        if not any(call.id == call_id for call in calls):
             raise invalid(f"{place}.call_id", f"no call {call_id[:64]!r} comes before it; send the function_call too")
         self._add(place, conversation.ToolMessage(role="tool", content=parts, tool_call_id=call_id))
 
     def _hosted(self, place: str, item: Item) -> None:
-        """What a tool that runs here made: the call that asked for it, and what the model heard, or saw, of it."""
+        """The call of a tool that ran here, and its result as the model reads it."""
         name = item["type"].removesuffix("_call")
         prompt = (item.get("revised_prompt") if name == IMAGE_TOOL else item.get("prompt")) or ""
         self._call(place, item["id"], name, arguments_of(prompt))
@@ -123,7 +112,7 @@ def made_url(item: Item) -> str:
 
 
 def last_picture(items: Sequence[Item]) -> str | None:
-    """URL of the last picture of a conversation, made here or sent by the user; None if there is none."""
+    """URL of the last picture, made here or sent by the user."""
     for item in reversed(items):
         if item["type"] == "image_generation_call" and item.get("result"):
             return made_url(item)
@@ -135,29 +124,27 @@ def last_picture(items: Sequence[Item]) -> str | None:
 
 
 def thought(item: Item) -> str:
-    """What a reasoning item says: itself, or what it holds for the next turn, or else its summary."""
+    """The text of a reasoning item: its content, or that of `sealed`, or its summary."""
     parts = item.get("content")
     if not parts and item.get("encrypted_content"):
         try:
             return base64.b64decode(item["encrypted_content"], validate=True).decode()
-        except (binascii.Error, ValueError):  # another server's: nobody here can read it
+        except ValueError:  # another server's: nobody here can read it
             parts = None
     return "".join(part.get("text", "") for part in parts or item.get("summary") or ())
 
 
 def sealed(text: str) -> str:
-    """A thought in the form that a client keeps and sends back without reading it."""
+    """A thought as clients send it back, without reading it."""
     return base64.b64encode(text.encode()).decode()
 
 
 def chat_request(
     request: ResponseRequest, messages: Sequence[Any], tools: Sequence[Tool], choice: ToolChoice | None
 ) -> ChatCompletionRequest:
-    """The chat request that has the model answer `messages`, offering it `tools`."""
-    sampling = {name: getattr(request, name) for name in ThinkerSampling.model_fields}
+    """The chat request with `messages` and `tools`. Raises ApiError: 400, no JSON schema."""
     return ChatCompletionRequest.model_construct(
-        **sampling,
-        model=request.model,
+        **{name: getattr(request, name) for name in _SAME},
         messages=list(messages),
         max_completion_tokens=request.max_output_tokens,
         tools=list(tools) or None,
@@ -165,13 +152,6 @@ def chat_request(
         response_format=_format(request.text.format if request.text else None),
         logprobs=request.wants_logprobs or None,
         top_logprobs=request.top_logprobs if request.wants_logprobs else None,
-        modalities=request.modalities,
-        audio=request.audio,
-        stream=request.stream,
-        stop=request.stop,
-        priority=request.priority,
-        lora=request.lora,
-        quartet=request.quartet,
     )
 
 

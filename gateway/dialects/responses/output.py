@@ -10,31 +10,24 @@ from gateway.dialects.responses.messages import sealed
 from gateway.dialects.responses.parts import Item
 
 ResponseEvent = dict[str, Any]
-"""An event of a stream, in OpenAI's form, without its sequence number."""
+"""In OpenAI's form, without its sequence number."""
 
 
 class OutputItem:
-    """One item.
-
-    Args:
-        index: of the item in the output.
-        item: what it is at first, in OpenAI's form; it grows.
-    """
+    """The item at `index` of the output, in OpenAI's form; it grows."""
 
     def __init__(self, index: int, item: Item) -> None:
         self.index, self.item = index, item
         self.is_open = True
 
     def event(self, kind: str, **members: Any) -> ResponseEvent:
-        """An event about the item."""
         return {"type": f"response.{kind}", "item_id": self.item["id"], "output_index": self.index, **members}
 
     def open(self) -> Iterator[ResponseEvent]:
-        """The item begins."""
         yield {"type": "response.output_item.added", "output_index": self.index, "item": dict(self.item)}
 
     def close(self, status: str) -> Iterator[ResponseEvent]:
-        """The item ends, "completed", "incomplete" or "failed"; nothing if it has."""
+        """Ends the item. `status`: "completed", "incomplete" or "failed". A second call yields nothing."""
         if self.is_open:
             self.is_open = False
             yield from self._last_words()
@@ -46,7 +39,7 @@ class OutputItem:
 
 
 class MessageOutput(OutputItem):
-    """What the assistant says: text, and, beside it, sound, which OpenAI has events for but no item."""
+    """The assistant's text, and its sound, for which OpenAI has events but no item."""
 
     def __init__(self, index: int) -> None:
         head = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
@@ -55,19 +48,17 @@ class MessageOutput(OutputItem):
         self._transcribed = 0
 
     def open(self) -> Iterator[ResponseEvent]:
-        """The message and its text begin."""
         yield from super().open()
         part = dict(self._part, logprobs=[])
         yield self.event("content_part.added", content_index=0, part=part)
 
     def text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[ResponseEvent]:
-        """More text."""
         self._part["text"] += text
         self._part["logprobs"] += logprobs
         yield self.event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def sound(self, audio_base64: str) -> Iterator[ResponseEvent]:
-        """More sound, if there is any, and the text since the piece before it."""
+        """A piece of sound, or "", and the text since the last call."""
         if audio_base64:
             yield {"type": "response.audio.delta", "delta": audio_base64}
         text = self._part["text"]
@@ -76,7 +67,7 @@ class MessageOutput(OutputItem):
             self._transcribed = len(text)
 
     def sounded(self, audio: dict[str, Any]) -> Iterator[ResponseEvent]:
-        """The sound is complete: `audio` says what it is, and has its file, if it is told in one piece."""
+        """The sound is complete. `audio`: further members of its part."""
         yield from self.sound("")
         yield {"type": "response.audio.done"}
         yield {"type": "response.audio.transcript.done"}
@@ -90,20 +81,18 @@ class MessageOutput(OutputItem):
 
 
 class ReasoningOutput(OutputItem):
-    """What the model thinks before it answers. `seals`: clients get it in the form that they send back, too."""
+    """The model's thought. `seals`: it also gets the form that clients send back."""
 
     def __init__(self, index: int, seals: bool) -> None:
         super().__init__(index, {"id": new_id("rs"), "type": "reasoning", "summary": [], "status": "in_progress"})
         self._text, self._seals = "", seals
 
     def open(self) -> Iterator[ResponseEvent]:
-        """The thought begins."""
         yield from super().open()
         part = {"type": "reasoning_text", "text": ""}
         yield self.event("content_part.added", content_index=0, part=part)
 
     def text(self, text: str) -> Iterator[ResponseEvent]:
-        """More of it."""
         self._text += text
         yield self.event("reasoning_text.delta", content_index=0, delta=text)
 
@@ -117,14 +106,13 @@ class ReasoningOutput(OutputItem):
 
 
 class CallOutput(OutputItem):
-    """A call of one of the client's functions."""
+    """A call of a function of the client's."""
 
     def __init__(self, index: int, name: str, call_id: str) -> None:
         head = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
         super().__init__(index, head | {"arguments": "", "call_id": call_id, "name": name})
 
     def arguments(self, delta: str) -> Iterator[ResponseEvent]:
-        """More of its arguments' JSON."""
         self.item["arguments"] += delta
         yield self.event("function_call_arguments.delta", delta=delta)
 
@@ -134,7 +122,7 @@ class CallOutput(OutputItem):
 
 
 class HostedOutput(OutputItem):
-    """What a tool that runs here makes. `tool`: its name."""
+    """A call of a tool that runs here. `tool`: its name."""
 
     def __init__(self, index: int, tool: str) -> None:
         self._type = f"{tool}_call"
@@ -142,12 +130,10 @@ class HostedOutput(OutputItem):
         super().__init__(index, {"id": new_id(prefix), "type": self._type, "status": "in_progress"})
 
     def open(self) -> Iterator[ResponseEvent]:
-        """It is asked for."""
         yield from super().open()
         yield self.event(f"{self._type}.in_progress")
 
     def take(self, event: ToolEvent) -> Iterator[ResponseEvent]:
-        """What is to be told of how far it is."""
         match event:
             case ToolProgress():
                 self.item["status"] = "generating"

@@ -1,7 +1,6 @@
-"""Reads the parts of items and converts them to chat's parts."""
+"""Parts of items, and chat's form of them."""
 
 import base64
-import binascii
 import mimetypes
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,8 +30,6 @@ class InputText(Part):
 
 
 class Refusal(Part):
-    """The assistant's refusal; read as text."""
-
     refusal: str
 
 
@@ -64,15 +61,12 @@ class InputFile(Part):
 
 
 class OutputAudio(Part):
-    """Sound of an answer. It is ignored, as its transcript is there too."""
+    """Sound of an answer; ignored: the answer's text is a part too."""
 
 
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _PARTS: dict[str, type[Part]] = {
-    "input_text": InputText,
-    "output_text": InputText,
-    "text": InputText,
-    "summary_text": InputText,
-    "reasoning_text": InputText,
+    **dict.fromkeys(_TEXTS, InputText),
     "refusal": Refusal,
     "output_audio": OutputAudio,
     "input_image": InputImage,
@@ -117,22 +111,14 @@ def within(model: type[BaseModel], members: dict[str, Any], field: str) -> Any:
 
 
 def chat_parts(parts: str | Sequence[Item], field: str) -> list[Any]:
-    """Converts each part to chat's. Raises ApiError: 400 naming the part."""
+    """Chat's parts. Raises ApiError: 400 naming the part."""
     if isinstance(parts, str):
-        return [conversation.TextPart(type="text", text=parts)]
+        return [_text(parts)]
     return [_CHAT_PARTS[part["type"]](part, f"{field}[{i}]") for i, part in enumerate(parts)]
 
 
-def _text(part: Item, _: str) -> conversation.TextPart:
-    return conversation.TextPart(type="text", text=part["text"])
-
-
-def _refusal(part: Item, _: str) -> conversation.TextPart:
-    return conversation.TextPart(type="text", text=part["refusal"])
-
-
-def _image(part: Item, field: str) -> conversation.ImagePart:
-    return image_part(_url(part, "image_url", field))
+def _text(text: str) -> conversation.TextPart:
+    return conversation.TextPart(type="text", text=text)
 
 
 def image_part(url: str) -> conversation.ImagePart:
@@ -151,12 +137,12 @@ def _audio(part: Item, _: str) -> conversation.InputAudioPart:
     return conversation.InputAudioPart(type="input_audio", input_audio=conversation.InputAudio(**part["input_audio"]))
 
 
-def _video(part: Item, _: str) -> conversation.VideoUrlPart:
-    return conversation.VideoUrlPart(type="video_url", video_url=conversation.MediaUrl(url=part["video_url"]))
+def _video_part(url: str) -> conversation.VideoUrlPart:
+    return conversation.VideoUrlPart(type="video_url", video_url=conversation.MediaUrl(url=url))
 
 
 def _file(part: Item, field: str) -> Any:
-    """Converts a file by the type in its data URL, else by its name."""
+    """Chat's part, by the type in the file's data URL, else by its name."""
     name = part.get("filename") or ""
     given = "file_data" if part.get("file_data") else "file_url"
     url = part.get("file_data") or _url(part, "file_url", field)
@@ -172,15 +158,15 @@ def _file(part: Item, field: str) -> Any:
     if kind == "audio":
         return conversation.AudioUrlPart(type="audio_url", audio_url=conversation.MediaUrl(url=url))
     if kind == "video":
-        return conversation.VideoUrlPart(type="video_url", video_url=conversation.MediaUrl(url=url))
+        return _video_part(url)
     if not media_type.startswith(_TEXT_TYPES):
-        what = (
-            f"a file of {media_type[:40]!r}" if media_type else "a file that neither its data URL nor its name tell of"
-        )
+        unknown = "a file that neither its data URL nor its name tell of"
+        what = f"a file of {media_type[:40]!r}" if media_type else unknown
         raise invalid(f"{field}.{given}", f"{what} is not read here; send text, an image, a sound or a video")
     if not is_data:
         raise invalid(f"{field}.file_url", "a text is not fetched; send it as file_data")
-    return conversation.TextPart(type="text", text=f"{name}:\n{_decoded(url, field)}" if name else _decoded(url, field))
+    text = _decoded(url, field)
+    return _text(f"{name}:\n{text}" if name else text)
 
 
 def _decoded(url: str, field: str) -> str:
@@ -190,20 +176,16 @@ def _decoded(url: str, field: str) -> str:
     try:
         is_base64 = head.endswith(";base64")
         return (base64.b64decode(data, validate=True) if is_base64 else unquote_to_bytes(data)).decode()
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise invalid(f"{field}.file_data", "is no UTF-8 text in base64", "invalid_media") from None
 
 
 _CHAT_PARTS: dict[str, Callable[[Item, str], Any]] = {
-    "input_text": _text,
-    "output_text": _text,
-    "text": _text,
-    "summary_text": _text,
-    "reasoning_text": _text,
-    "refusal": _refusal,
-    "output_audio": lambda _part, _field: conversation.TextPart(type="text", text=""),
-    "input_image": _image,
+    **dict.fromkeys(_TEXTS, lambda part, _: _text(part["text"])),
+    "refusal": lambda part, _: _text(part["refusal"]),
+    "output_audio": lambda _part, _field: _text(""),
+    "input_image": lambda part, field: image_part(_url(part, "image_url", field)),
     "input_audio": _audio,
-    "input_video": _video,
+    "input_video": lambda part, _: _video_part(part["video_url"]),
     "input_file": _file,
 }

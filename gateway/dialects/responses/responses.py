@@ -1,11 +1,9 @@
-"""The responses of a gateway: what each answers to, those that are kept, and those that go on in the background."""
+"""The responses of a gateway: their input, those that are stored, and those that run in the background."""
 
 import asyncio
-import sqlite3
 import time
 from collections.abc import AsyncGenerator
-from contextlib import ExitStack, aclosing
-from functools import partial
+from contextlib import ExitStack, aclosing, suppress
 from typing import Any
 
 import structlog
@@ -23,19 +21,18 @@ from gateway.dialects.responses.spec import ResponseSpec
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.dialects.responses.tools import read_tools
 from gateway.errors import ApiError, invalid
-from gateway.store import StoreError, store_errors
 
-_ALIVE_S = 20.0  # a gateway says so often of a response in the background that it works on it
+_ALIVE_S = 20.0  # a gateway marks its responses in the background as used so often
 _LOST_S = 4 * _ALIVE_S
 _MAX_REPLAYS = 16  # responses that have ended whose events are still told
 _UNFINISHED = ("queued", "in_progress")
+_PREFIXES = {"conversation": "conv_", "response": "resp_"}  # of ids
 
 log = structlog.get_logger()
-storing = partial(store_errors, "responses cannot be stored or read")
 
 
 class Background:
-    """A response that goes on whether or not somebody listens.
+    """A response that goes on without its client.
 
     Args:
         run: makes it.
@@ -54,22 +51,19 @@ class Background:
             with place:
                 async with aclosing(self.run.events()) as events:
                     async for event in events:
-                        self._tell(event)
+                        self._events.append(event)
+                        changed, self._changed = self._changed, asyncio.Event()
+                        changed.set()
         except asyncio.CancelledError:
-            await self.run.cancelled()
+            await self.run.give_up("cancelled")
             raise
         finally:
             self._changed.set()
             duration_ms = round((time.monotonic() - spec.arrived) * 1000, 1)
             log.info("response", status=self.run.status, duration_ms=duration_ms, **spec.log)
 
-    def _tell(self, event: ResponseEvent) -> None:
-        self._events.append(event)
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-
     async def events(self, after: int) -> AsyncGenerator[ResponseEvent, None]:
-        """Its events from the one that follows the `after`th, those that are still to come as they do."""
+        """Its events after the number `after`, past ones first."""
         at = after + 1
         while True:
             changed = self._changed
@@ -83,7 +77,7 @@ class Background:
 
 
 class Responses:
-    """Use as `async with Responses(gateway)`: leaving it ends what goes on in the background."""
+    """Use as `async with`: leaving it ends what runs in the background."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway, settings = gateway, gateway.settings
@@ -95,7 +89,7 @@ class Responses:
         return self
 
     async def __aexit__(self, *_) -> None:
-        """Waits for those that run, as long as others wait for theirs; what is left is kept as cancelled."""
+        """Waits for those that run, `drain_timeout_s` at most; the others are stored as cancelled."""
         tasks = [running.task for running in self._background.values() if not running.task.done()]
         if tasks:
             log.info("draining responses", running=len(tasks))
@@ -108,7 +102,7 @@ class Responses:
     async def ask(
         self, request: ResponseRequest, request_id: str, key: ApiKey | None, log_fields: dict[str, Any]
     ) -> ResponseRun:
-        """The response that `request` asks for, not begun; `key` is what it came with.
+        """The response to `request`, not begun.
 
         Raises:
             ApiError: 400 naming what is at fault; 404, there is no such earlier response or conversation.
@@ -147,17 +141,15 @@ class Responses:
     async def _referred(self, item: Item, field: str, owner: str | None) -> Item:
         if item["type"] != "item_reference":
             return item
-        with storing():
-            found = await self.store.item(item["id"], owner)
+        found = await self.store.item(item["id"], owner)
         if found is None:
             raise _missing(f"{field}.id", "item", item["id"])
         return found
 
     async def _earlier(self, request: ResponseRequest, owner: str | None) -> list[tuple[str, Item]]:
         if request.conversation is not None:
-            thread = await self.conversation(request.conversation.id, owner, "conversation")
-            with storing():
-                return [("conversation", item) for item in await self.store.items(thread.id)]
+            thread = await self.thread("conversation", request.conversation.id, owner, "conversation")
+            return [("conversation", item) for item in await self.store.items(thread.id)]
         if request.previous_response_id is None:
             return []
         param, previous = "previous_response_id", request.previous_response_id
@@ -169,24 +161,20 @@ class Responses:
             raise
         if body["status"] in _UNFINISHED:
             raise invalid(param, f"{previous!r} has not finished; wait for it, or cancel it")
-        with storing():
-            items = await self.store.turns(previous, owner)
+        items = await self.store.turns(previous, owner)
         if items is None:
-            raise ApiError(
-                400, f"{param}: a response before {previous!r} is gone", param, "previous_response_not_found"
-            )
+            raise invalid(param, f"a response before {previous!r} is gone", "previous_response_not_found")
         return [(param, item) for item in items]
 
-    async def conversation(self, conversation_id: str, owner: str | None, param: str | None) -> Thread:
-        """A conversation. Raises ApiError: 404, naming `param`, if there is none."""
-        with storing():
-            thread = await self.store.get(conversation_id, owner) if _is(conversation_id, "conv") else None
+    async def thread(self, what: str, thread_id: str, owner: str | None, param: str | None) -> Thread:
+        """A "conversation", or a "response". Raises ApiError: 404, naming `param`: there is none."""
+        thread = await self.store.get(thread_id, owner) if thread_id.startswith(_PREFIXES[what]) else None
         if thread is None:
-            raise _missing(param, "conversation", conversation_id)
+            raise _missing(param, what, thread_id)
         return thread
 
     async def begin(self, run: ResponseRun, place: ExitStack) -> Background:
-        """Has it made in the background. `place`: see `Background`. Raises ApiError: it cannot be kept."""
+        """Runs it in the background. `place`: as of `Background`. Raises ApiError: it cannot be stored."""
         with ExitStack() as held:
             held.push(place)
             await self._keep(run)
@@ -198,7 +186,7 @@ class Responses:
         return running
 
     async def _keep(self, run: ResponseRun) -> None:
-        """Stores a response, if it is to be, and adds it to its conversation, if it is done. Raises ApiError."""
+        """Stores a response if it is to be, and adds its items to its conversation if it is done. Raises ApiError."""
         spec = run.spec
         if not spec.request.is_stored and spec.request.conversation is None:
             return
@@ -206,45 +194,42 @@ class Responses:
         thread = Thread(spec.id, spec.created_at, spec.request.previous_response_id, body)
         is_done = run.status in ("completed", "incomplete")
         conversation = spec.request.conversation.id if spec.request.conversation and is_done else None
-        with storing():
-            if spec.request.is_stored:
-                await self.store.put(thread, spec.owner, spec.items, output, conversation)
-            elif conversation is not None:
-                await self.store.add(conversation, [*spec.items, *output])
+        if spec.request.is_stored:
+            await self.store.put(thread, spec.owner, spec.items, output, conversation)
+        elif conversation is not None:
+            await self.store.add(conversation, [*spec.items, *output])
 
     async def get(self, response_id: str, owner: str | None, param: str | None = None) -> dict[str, Any]:
-        """The object of a response. Raises ApiError: 404, naming `param`, if there is none."""
-        with storing():
-            thread = await self.store.get(response_id, owner) if _is(response_id, "resp") else None
-            if thread is None:
-                raise _missing(param, "response", response_id)
-            if (running := self._background.get(response_id)) is not None and not running.task.done():
-                return running.run.public()
-            body = thread.body | {"output": await self.store.items(response_id, output=True)}
+        """The object of a response. Raises ApiError: 404, naming `param`: there is none."""
+        thread = await self.thread("response", response_id, owner, param)
+        if (running := self._background.get(response_id)) is not None and not running.task.done():
+            return running.run.public()
+        body = thread.body | {"output": await self.store.items(response_id, output=True)}
         if body["status"] in _UNFINISHED and thread.used_at < time.time() - _LOST_S:
             lost = {"code": "server_error", "message": "the server stopped before the response was finished"}
             return body | {"status": "failed", "error": lost}
         return body
 
-    async def background(self, response_id: str, owner: str | None, what: str) -> Background:
-        """The response that goes on in the background, or did until lately. `what` is to be done with it.
+    async def background(self, response_id: str, owner: str | None) -> Background:
+        """A response that runs in the background, or did until lately.
 
         Raises:
-            ApiError: 404 if there is none; 400 if it never was in the background, or is no more.
+            ApiError: 404, there is none; 400, it was not in the background, or its events are not kept any more.
         """
         body = await self.get(response_id, owner)
         if not body["background"]:
-            raise ApiError(400, f"{response_id}: {what} only with background: true", None, "invalid_value")
+            message = f"{response_id}: its events are kept only with background: true"
+            raise ApiError(400, message, None, "invalid_value")
         if (running := self._background.get(response_id)) is None:
             message = f"{response_id}: its events are not kept any more; get it without stream"
             raise ApiError(400, message, "stream", "invalid_value")
         return running
 
     async def cancel(self, response_id: str, owner: str | None) -> dict[str, Any]:
-        """Ends a response that goes on in the background; nothing happens to one that has ended. Its object.
+        """Ends a response in the background, if it has not ended. Returns its object.
 
         Raises:
-            ApiError: 404 if there is none; 400 if it is not one of the background.
+            ApiError: 404, there is none; 400, it was not in the background.
         """
         body = await self.get(response_id, owner)
         if not body["background"]:
@@ -257,30 +242,22 @@ class Responses:
         return body
 
     async def delete(self, response_id: str, owner: str | None) -> None:
-        """Removes a response; one that goes on is ended. Raises ApiError: 404 if there is none."""
+        """Ends and removes a response. Raises ApiError: 404, there is none."""
         body = await self.get(response_id, owner)
         if body["background"]:
             await self.cancel(response_id, owner)
             self._background.pop(response_id, None)
-        with storing():
-            await self.store.remove(response_id)
+        await self.store.remove(response_id)
 
     async def _tell_alive(self) -> None:
         while True:
             await asyncio.sleep(_ALIVE_S)
             for name in [name for name, running in self._background.items() if not running.task.done()]:
-                try:
+                with suppress(ApiError):  # the store has logged it
                     await self.store.touch(name)
-                except (StoreError, sqlite3.Error):
-                    log.exception("responses cannot be stored")
-
-
-def _is(thread_id: str, prefix: str) -> bool:
-    return thread_id.startswith(f"{prefix}_")
 
 
 def _without_sound(item: Item) -> Item:
-    """An item as it is kept: sound was told once, and its text stays."""
     if item["type"] != "message":
         return item
     parts = [{name: value for name, value in part.items() if name != "data"} for part in item["content"]]

@@ -1,9 +1,8 @@
-"""One response: the events of the answer loop, rendered as OpenAI's items and events."""
+"""One response: the answer loop's events as OpenAI's items and events."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import structlog
@@ -12,7 +11,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.tools.calls import MAX_CALLS, Rules
 from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
-from gateway.answers.turn import NextTurn, ToolStart, Turn, TurnEnd
+from gateway.answers.turn import NextTurn, ToolStart, TurnEnd
 from gateway.answers.turns import Turns
 from gateway.dialects.responses.dialog import ResponseDialog
 from gateway.dialects.responses.output import HostedOutput, OutputItem, ResponseEvent
@@ -26,15 +25,9 @@ log = structlog.get_logger()
 
 
 class ResponseRun:
-    """Makes one response.
-
-    Args:
-        gateway: the gateway.
-        spec: what it is to be.
-        keep: called when it has ended, before the client is events so; may raise ApiError.
+    """Makes one response. `keep` is called when it has ended, before the last event; it may raise ApiError.
 
     Attributes:
-        status: how far it is.
         error: what it failed with, if it has.
     """
 
@@ -53,18 +46,18 @@ class ResponseRun:
 
     @property
     def output(self) -> list[Item]:
-        """Its items, as they are now."""
+        """Its items so far."""
         return [output.item for output in self._outputs]
 
     def public(self) -> dict[str, Any]:
-        """Its object, as it is now."""
+        """Its object."""
         return self.spec.public(self.status, self.output, [turn.answer for turn in self._turn_outputs], self.error)
 
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
-        """What happens, as it does. Closing the generator ends the work in every stage.
+        """Runs it. Closing the generator ends the work in every stage.
 
         Raises:
-            ApiError: before the first event. Later that is an event, response.failed.
+            ApiError: before the first event. Later it is an event, response.failed.
         """
         try:
             if self.spec.request.background:
@@ -85,19 +78,16 @@ class ResponseRun:
                 raise
             self.error = gateway_fault()
         if self.error is not None:
-            for event in await self._give_up("failed"):
+            for event in await self.give_up("failed"):
                 yield self._numbered(event)
         yield self._numbered({"type": f"response.{self.status}", "response": self.public()})
 
     async def count(self) -> int:
-        """Tokens of its first prompt, as the thinker reads it; nothing is written. Raises ApiError."""
+        """Tokens of its first prompt; the thinker writes nothing. Raises ApiError."""
         return await self._turns.count()
 
-    async def cancelled(self) -> None:
-        """It was cancelled, and its events have been closed: what there is of it is kept."""
-        await self._give_up("cancelled")
-
-    async def _give_up(self, status: Status) -> list[ResponseEvent]:
+    async def give_up(self, status: Status) -> list[ResponseEvent]:
+        """Ends its items and keeps what there is of it. Returns the events."""
         self.status = status
         events = [event for output in self._outputs for event in output.close("incomplete")]
         try:
@@ -107,8 +97,8 @@ class ResponseRun:
         return events
 
     async def _end(self) -> None:
-        """Settles the status, counts, and keeps it. Raises ApiError: it cannot be kept."""
-        self.status = "incomplete" if self._turn_outputs[-1].is_cut_short else "completed"
+        """Raises ApiError: it cannot be kept."""
+        self.status = "incomplete" if self._turns.turns[-1].is_cut_short else "completed"
         answers = [turn.answer for turn in self._turn_outputs]
         tokens = usage_of(answers)
         details = tokens["output_tokens_details"]
@@ -130,7 +120,7 @@ class ResponseRun:
         return [{"type": name, "response": response} for name in ("response.created", f"response.{self.status}")]
 
     async def _made(self) -> AsyncGenerator[ResponseEvent, None]:
-        """Events of the thinker's turns and of the tools between them. Raises ApiError."""
+        """The events of turns and tools. Raises ApiError."""
         request = self.spec.request
         audio_format = (request.audio and request.audio.format) or ("pcm16" if request.stream else "wav")
         turn = self._next_turn()
@@ -143,8 +133,7 @@ class ResponseRun:
                         turn = self._next_turn()
                         rendered = turn.take(PromptRead(tokens, ""))
                     case TurnEnd(ended):
-                        closed = partial(_closed, turn, ended, audio_format)
-                        rendered = await asyncio.to_thread(closed)
+                        rendered = await asyncio.to_thread(list, turn.close(ended, audio_format))
                     case ToolStart(call):
                         hosted = HostedOutput(len(self._outputs), call.name)
                         self._outputs.append(hosted)
@@ -160,8 +149,3 @@ class ResponseRun:
     def _next_turn(self) -> TurnOutput:
         self._turn_outputs.append(turn := TurnOutput(self.spec, self._outputs))
         return turn
-
-
-def _closed(output: TurnOutput, turn: Turn, audio_format: str) -> list[ResponseEvent]:
-    """The last events of a turn. Blocking."""
-    return [*output.end(turn), *output.close(audio_format)]

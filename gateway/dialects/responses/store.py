@@ -2,17 +2,15 @@
 
 import json
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gateway.dialects.responses.parts import Item
-from gateway.store import Store
+from gateway.store import Result, Store, store_errors
 
-# Directories keep this schema: a change needs a new version and a migration. `used_at` is Unix seconds of the last
-# creation, change or answer. `body` is a response's object, or a conversation's metadata.
+# Directories keep this schema: a change needs a new version and a migration.
 _SCHEMA = """
 BEGIN;
 CREATE TABLE threads (
@@ -51,12 +49,16 @@ class Thread:
 
 
 class ResponseStore(Store):
-    """Stores responses and conversations. Owners see their own only; owner None sees all.
+    """Stores responses and conversations. Owners see their own only; owner None sees all. Several gateways may share a
+    directory.
 
     Args:
-        directory: created if missing, for its owner only; None: in memory.
+        directory: as of `Store`.
         ttl_s: how long unused threads stay.
         max_bytes: of all threads. Beyond, the largest owner's longest unused thread goes first.
+
+    Raises:
+        ApiError: 500, from every method: the directory cannot be used.
     """
 
     name, setting = "responses", "responses_dir"
@@ -67,8 +69,9 @@ class ResponseStore(Store):
         super().__init__(directory)
         self._ttl_s, self._max_bytes = ttl_s, max_bytes
 
-    def take(self, opened: ExitStack) -> None:
-        """Takes no lock: several gateways may share a directory."""
+    async def run(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        with store_errors("responses cannot be stored or read"):
+            return await super().run(call, *arguments)
 
     async def put(
         self,
@@ -78,34 +81,32 @@ class ResponseStore(Store):
         output: Sequence[Item] = (),
         conversation: str | None = None,
     ) -> None:
-        """Stores or replaces a thread; a conversation's items are input. `conversation` gets all items, too. Raises
-        sqlite3.Error."""
+        """Stores or replaces a thread; a conversation's items are input. `conversation` gets all items, too."""
         rows = [(item["id"], 0, _text(item)) for item in items] + [(item["id"], 1, _text(item)) for item in output]
-        await self.run(self._put, thread, owner, rows, conversation)
 
-    def _put(
-        self, thread: Thread, owner: str | None, rows: list[tuple[str, int, str]], conversation: str | None
-    ) -> None:
-        body, now = _text(thread.body), time.time()
-        with self.database:
-            self.database.execute("DELETE FROM threads WHERE id = ?", (thread.id,))
-            values = (thread.id, owner or "", thread.created_at, now, len(body), thread.previous, body)
-            self.database.execute("INSERT INTO threads VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-            self._add(thread.id, rows)
-            if conversation is not None:
-                self._add(conversation, [(name, 0, text) for name, _, text in rows])
-            self._make_room(now)
+        def put() -> None:
+            body, now = _text(thread.body), time.time()
+            with self.database:
+                self.database.execute("DELETE FROM threads WHERE id = ?", (thread.id,))
+                values = (thread.id, owner or "", thread.created_at, now, len(body), thread.previous, body)
+                self.database.execute("INSERT INTO threads VALUES (?, ?, ?, ?, ?, ?, ?)", values)
+                self._add(thread.id, rows)
+                if conversation is not None:
+                    self._add(conversation, [(name, 0, text) for name, _, text in rows])
+                self._make_room(now)
+
+        await self.run(put)
 
     async def rewrite(self, thread_id: str, body: dict[str, Any]) -> None:
-        """Replaces a conversation's body. Raises sqlite3.Error."""
+        """Replaces a conversation's body."""
         await self.write("UPDATE threads SET body = ?, used_at = ? WHERE id = ?", (_text(body), time.time(), thread_id))
 
     async def touch(self, thread_id: str) -> None:
-        """Marks a thread as used. Raises sqlite3.Error."""
+        """Marks a thread as used."""
         await self.write("UPDATE threads SET used_at = ? WHERE id = ?", (time.time(), thread_id))
 
     async def add(self, conversation: str, items: Sequence[Item]) -> None:
-        """Adds items to a conversation. Raises sqlite3.Error."""
+        """Adds items to a conversation."""
         rows = [(item["id"], 0, _text(item)) for item in items]
 
         def add() -> None:
@@ -145,13 +146,12 @@ class ResponseStore(Store):
         return None
 
     async def items(self, thread_id: str, output: bool = False) -> list[Item]:
-        """Returns a conversation's items, or a response's input or output."""
+        """A conversation's items, or a response's input or output."""
         found = "SELECT body FROM items WHERE thread = ? AND is_output = ? ORDER BY sequence"
         return [json.loads(body) for (body,) in await self.rows(found, (thread_id, output))]
 
     async def turns(self, response_id: str, owner: str | None) -> list[Item] | None:
-        """Returns the items of a response and its predecessors, oldest first, and marks them as used. None: one is
-        missing."""
+        """The items of a response and its predecessors, oldest first, which count as used. None: one is missing."""
 
         def read() -> list[str] | None:
             chain: list[str] = []
@@ -175,13 +175,12 @@ class ResponseStore(Store):
         return None if bodies is None else [json.loads(body) for body in bodies]
 
     async def item(self, item_id: str, owner: str | None) -> Item | None:
-        """Finds an item in all threads of the owner."""
-        visible = self._visible(owner)
+        """An item of any thread of the owner."""
         found = (
             "SELECT items.body FROM items JOIN threads ON threads.id = items.thread "
             "WHERE items.id = ? AND used_at > ? AND (owner = ? OR ? IS NULL) LIMIT 1"
         )
-        rows = await self.rows(found, (item_id, *visible))
+        rows = await self.rows(found, (item_id, *self._visible(owner)))
         return json.loads(rows[0][0]) if rows else None
 
     async def remove(self, thread_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Reads the tools of a response: functions, and hosted tools. Others are left out."""
+"""The tools of a response: functions, and tools that run here. Others are left out."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +15,6 @@ _MODES = ("none", "auto", "required")
 
 
 class Function(Part):
-    """A function; in Responses its members are not nested."""
-
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -29,25 +27,23 @@ class NamedTool(Part):
 
 @dataclass
 class Tools:
-    """The tools of a request. A place is a tool's path in the request, e.g. "tools[0]".
+    """The tools of a request, each with its path in it, e.g. "tools[0]".
 
     Attributes:
         public: as in the response.
         functions: in chat's form.
-        places: of `functions`.
-        hosted: tools that run here, each with its place, by name.
+        hosted: tools that run here, by name.
         choice: None: the model decides.
     """
 
     public: list[dict[str, Any]] = field(default_factory=list)
-    functions: list[Tool] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)
+    functions: list[tuple[Tool, str]] = field(default_factory=list)
     hosted: dict[str, tuple[HostedTool, str]] = field(default_factory=dict)
     choice: ToolChoice | None = None
 
 
 def read_tools(given: Sequence[Any] | None, choice: Any, runs: Collection[str]) -> Tools:
-    """Reads functions and the hosted tools in `runs`. Raises ApiError: 400 naming the tool or the choice."""
+    """Reads functions, and the tools in `runs`. Raises ApiError: 400 naming the tool or the choice."""
     tools = Tools()
     for i, tool in enumerate(given or ()):
         _add(tools, tool, f"tools[{i}]", runs)
@@ -63,8 +59,7 @@ def _add(tools: Tools, tool: Any, place: str, runs: Collection[str]) -> None:
         if function.name in TOOLS:
             raise invalid(f"{place}.name", f"{function.name!r} is the name of a tool that runs here; take another")
         described = FunctionTool(name=function.name, description=function.description, parameters=function.parameters)
-        tools.functions.append(Tool(type="function", function=described))
-        tools.places.append(place)
+        tools.functions.append((Tool(type="function", function=described), place))
         tools.public.append({"strict": True, "description": None, "parameters": None, **tool})
     elif tool["type"] in runs:
         if tool["type"] in tools.hosted:
@@ -92,7 +87,7 @@ def _choice(tools: Tools, choice: Any) -> ToolChoice | None:
     name = named.name if named.type == "function" else named.type if runs_here else None
     if runs_here and name not in tools.hosted:
         raise invalid("tool_choice", f"{name} is not among the tools, or this server does not make that")
-    if name is None or (not runs_here and name not in {tool.function.name for tool in tools.functions}):
+    if name is None or (not runs_here and name not in {tool.function.name for tool, _ in tools.functions}):
         param = "tool_choice.name" if named.type == "function" else "tool_choice.type"
         raise invalid(param, f"{(named.name or named.type)[:64]!r} is not one of the tools that are of use here")
     return ToolChoice(type="function", function=NamedFunction(name=name))
@@ -104,8 +99,7 @@ def _allowed(tools: Tools, choice: dict[str, Any]) -> ToolChoice | None:
     if not isinstance(allowed, list) or not all(isinstance(tool, dict) for tool in allowed):
         raise invalid("tool_choice.tools", "must be a list of tools")
     names = [tool.get("name") if tool.get("type") == "function" else tool.get("type") for tool in allowed]
-    kept = [(tool, at) for tool, at in zip(tools.functions, tools.places, strict=True) if tool.function.name in names]
-    tools.functions, tools.places = [tool for tool, _ in kept], [place for _, place in kept]
+    tools.functions = [(tool, place) for tool, place in tools.functions if tool.function.name in names]
     tools.hosted = {name: tool for name, tool in tools.hosted.items() if name in names}
     mode = choice.get("mode", "auto")
     if mode not in ("auto", "required"):

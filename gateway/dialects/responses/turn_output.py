@@ -1,4 +1,4 @@
-"""One answer of the thinker within a response: what the pipeline makes becomes items, and events about them."""
+"""One answer of the thinker within a response, as items and their events."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,15 +15,7 @@ from quartet.v1 import thinker_pb2
 
 
 class TurnOutput:
-    """One answer.
-
-    Args:
-        spec: the response that it is for.
-        outputs: the response's items; its own are added.
-
-    Attributes:
-        answer: what it adds up to.
-    """
+    """One answer. Its items are added to those of the response, `outputs`."""
 
     def __init__(self, spec: ResponseSpec, outputs: list[OutputItem]) -> None:
         self._spec, self._outputs, self._began = spec, outputs, len(outputs)
@@ -33,18 +25,7 @@ class TurnOutput:
         self._calls: dict[int, CallOutput] = {}
         self._logprobs: list[dict[str, Any]] = []
 
-    @property
-    def outputs(self) -> list[OutputItem]:
-        """Its items."""
-        return self._outputs[self._began :]
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether the most tokens ended it."""
-        return self.answer.finish_reason == "length"
-
     def take(self, event: Event) -> Iterator[ResponseEvent]:
-        """What is to be told of an event."""
         self.answer.take(event)
         match event:
             case TextDelta(delta):
@@ -56,15 +37,11 @@ class TurnOutput:
                 assert self._message is not None
                 yield from self._message.sound(pybase64.b64encode_as_string(pcm16) if self._spec.request.stream else "")
 
-    def end(self, turn: Turn) -> Iterator[ResponseEvent]:
-        """Events of its end, before those of `close`."""
+    def close(self, turn: Turn, audio_format: str) -> Iterator[ResponseEvent]:
+        """Its last events. Blocking if the sound becomes a file of `audio_format`, as without `stream`."""
         self.answer.take(turn.end)
-        if not self.outputs and not turn.hosted:  # clients expect a message, if an empty one
+        if len(self._outputs) == self._began and not turn.hosted:  # clients expect a message, if an empty one
             yield from self._said()
-
-    def close(self, audio_format: str) -> Iterator[ResponseEvent]:
-        """The answer has ended. `audio_format`: of its sound, which is a file in what is told in one piece. Blocking,
-        if there is one: call it in a thread."""
         if self._message is not None and self.answer.audio_bytes:
             rate_hz = self.answer.sample_rate_hz
             audio: dict[str, Any] = {"format": audio_format, "sample_rate_hz": rate_hz}
@@ -72,8 +49,8 @@ class TurnOutput:
                 file = encode_audio(bytes(self.answer.samples), rate_hz, audio_format)
                 audio["data"] = pybase64.b64encode_as_string(file)
             yield from self._message.sounded(audio)
-        for output in self.outputs:
-            yield from output.close("incomplete" if self.is_cut_short else "completed")
+        for output in self._outputs[self._began :]:
+            yield from output.close("incomplete" if turn.is_cut_short else "completed")
 
     def _written(self, delta: thinker_pb2.GenerateDelta) -> Iterator[ResponseEvent]:
         self._logprobs += logprobs(delta.logprobs)
@@ -92,7 +69,7 @@ class TurnOutput:
             yield from self._call(call)
 
     def _said(self) -> Iterator[ResponseEvent]:
-        """The message, opened."""
+        """Opens the message, if it is not open."""
         if self._message is None:
             yield from self._thought.close("completed") if self._thought else ()
             self._message = MessageOutput(len(self._outputs))
@@ -113,7 +90,7 @@ class TurnOutput:
         yield from output.open()
 
     def _text_end(self, summary: thinker_pb2.GenerateSummary) -> Iterator[ResponseEvent]:
-        """The text is complete: who runs a call need not wait for the sound's end."""
+        """Closes thought and calls: clients can run a call before the sound ends."""
         if summary.finish_reason != thinker_pb2.FINISH_REASON_LENGTH:
             for output in (self._thought, *self._calls.values()):
                 yield from output.close("completed") if output else ()

@@ -1,6 +1,5 @@
 """Items of a conversation, parsed from what clients send."""
 
-import binascii
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ _PART_BYTES = 256  # of memory, beside its text
 
 @dataclass(frozen=True)
 class SampledAnswer:
-    """An answer's token ids, and the ids of the items that the answer became, in order."""
+    """An answer's token ids, and the ids of its items in order."""
 
     token_ids: Sequence[int]
     item_ids: tuple[str, ...]
@@ -38,13 +37,13 @@ class Item:
     """One item.
 
     Attributes:
-        members: OpenAI's form of the item, without sound.
+        members: OpenAI's form of it, without sound.
         sound: PCM16, mono, 16 kHz, by the content index of each `input_audio`.
         images: files by the content index of each `input_image`; index 0 for a generated image.
         sent_ms: sound of an answer that the client has received.
-        sampled: token ids of the answer, shared by its items; None: they are unknown or do not match.
-        is_cut: the user did not hear all of the item, so later deltas do not change it.
-        is_forgotten: prompts leave the item out, as the conversation was too long.
+        sampled: the answer, shared by its items; None: unknown, or the items do not match.
+        is_cut: the user did not hear all, so later deltas do not change it.
+        is_forgotten: prompts leave it out, as the conversation was too long.
     """
 
     members: dict[str, Any]
@@ -76,59 +75,58 @@ class Item:
     @property
     def size_bytes(self) -> int:
         parts = [self.members, *self.content]
-        texts = _PART_BYTES * len(parts) + sum(len(text) for part in parts for text in part.values() if _is_text(text))
-        return texts + sum(map(len, self.sound.values())) + sum(map(len, self.images.values()))
+        texts = (text for part in parts for text in part.values() if isinstance(text, str))
+        of_parts = _PART_BYTES * len(parts) + sum(map(len, texts))
+        return of_parts + sum(map(len, self.sound.values())) + sum(map(len, self.images.values()))
 
     def public(self) -> dict[str, Any]:
-        """OpenAI's form of the item, as in events."""
+        """A copy of OpenAI's form of it, for events."""
         return deepcopy(self.members)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def new_item(type: str, status: str = "completed", id: str | None = None, **members: Any) -> Item:
+    return Item({"id": id or new_id("item"), "object": "realtime.item", "type": type, "status": status, **members})
 
 
 def message(role: str, content: list[dict[str, Any]], status: str = "completed", id: str | None = None) -> Item:
-    head = {"id": id or new_id("item"), "object": "realtime.item", "type": "message", "status": status}
-    return Item({**head, "role": role, "content": content})
+    return new_item("message", status, id, role=role, content=content)
 
 
 def spoken(pcm16: bytes, id: str | None = None) -> Item:
-    """Makes a user's message of mono sound at 16 kHz."""
+    """A user's message of mono sound at 16 kHz."""
     item = message("user", [{"type": "input_audio", "transcript": None}], id=id)
     item.sound[0] = pcm16
     return item
 
 
 def parse_item(members: Any, audio_format: str, param: str = "item") -> Item:
-    """Parses an item at `param` of an event, without loading its images. Raises RealtimeError."""
+    """Parses an item at `param` of an event. Loads no images. Raises RealtimeError."""
     if not isinstance(members, dict):
         raise _wrong(param, "must be an object")
-    kind = members.get("type", "message" if "role" in members else None)
-    own = {"id": _id(members, param), "object": "realtime.item", "type": kind, "status": "completed"}
+    kind, id = members.get("type", "message" if "role" in members else None), members.get("id")
+    if id is not None and not (isinstance(id, str) and 0 < len(id) <= _MAX_ID_CHARACTERS):
+        raise _wrong(f"{param}.id", f"must be a text of 1 to {_MAX_ID_CHARACTERS} characters")
     if kind == "message":
-        return _message(members, own, audio_format, param)
-    if not _is_text(kind) or kind not in _FIELDS:
+        return _message(members, id, audio_format, param)
+    if not isinstance(kind, str) or kind not in _FIELDS:
         raise _wrong(f"{param}.type", f"{kind!r} is none of message, function_call, function_call_output")
-    for name in _FIELDS[kind]:
-        own[name] = _text(members, name, param)
+    own = {name: _text(members, name, param) for name in _FIELDS[kind]}
     if kind == "function_call":
         own["call_id"] = _text(members, "call_id", param) if members.get("call_id") else new_id("call")
-    return Item(own)
+    return new_item(kind, id=id, **own)
 
 
-def _message(members: dict[str, Any], own: dict[str, Any], audio_format: str, param: str) -> Item:
+def _message(members: dict[str, Any], id: str | None, audio_format: str, param: str) -> Item:
     role = members.get("role")
-    if not _is_text(role) or role not in _PARTS:
+    if not isinstance(role, str) or role not in _PARTS:
         raise _wrong(f"{param}.role", f"{role!r} is none of user, assistant, system")
     parts = members.get("content")
     if not isinstance(parts, list) or not parts:
         raise _wrong(f"{param}.content", "must be a list of at least one part")
     if len(parts) > _MAX_PARTS:
         raise _wrong(f"{param}.content", f"has {len(parts)} parts; a message has {_MAX_PARTS} at most: send several")
-    item = Item({**own, "role": role, "content": []})
-    if members.get("status") in ("incomplete", "in_progress"):
-        item.members["status"] = "incomplete"
+    status = "incomplete" if members.get("status") in ("incomplete", "in_progress") else "completed"
+    item = message(role, [], status, id)
     for index, part in enumerate(parts):
         place = f"{param}.content[{index}]"
         if not isinstance(part, dict):
@@ -141,7 +139,8 @@ def _message(members: dict[str, Any], own: dict[str, Any], audio_format: str, pa
         public: dict[str, Any] = {"type": kind}
         if kind == "input_audio":
             item.sound[index] = _sound(_text(part, name, place), audio_format, f"{place}.{name}")
-            public["transcript"] = part.get("transcript") if _is_text(part.get("transcript")) else None
+            transcript = part.get("transcript")
+            public["transcript"] = transcript if isinstance(transcript, str) else None
         else:
             public[name] = _text(part, name, place)
         item.content.append(public)
@@ -156,20 +155,11 @@ def _sound(data: str, audio_format: str, param: str) -> bytes:
     return samples.astype("<i2").tobytes()
 
 
-def decode_base64(data: Any, param: str) -> bytes:
+def decode_base64(data: str, param: str) -> bytes:
     try:
         return pybase64.b64decode(data, validate=True)
-    except (binascii.Error, TypeError, ValueError):
+    except ValueError:
         raise _wrong(param, "is not base64") from None
-
-
-def _id(members: dict[str, Any], param: str) -> str:
-    id = members.get("id")
-    if id is None:
-        return new_id("item")
-    if not isinstance(id, str) or not 0 < len(id) <= _MAX_ID_CHARACTERS:
-        raise _wrong(f"{param}.id", f"must be a text of 1 to {_MAX_ID_CHARACTERS} characters")
-    return id
 
 
 def _text(members: dict[str, Any], name: str, param: str) -> str:
@@ -183,15 +173,13 @@ def _wrong(param: str, reason: str) -> RealtimeError:
     return RealtimeError("invalid_value", f"{param}: {reason}", param)
 
 
-def parse_items(
-    members: Any, audio_format: str, known: Callable[[str], Item | None], param: str = "response.input"
-) -> list[Item]:
-    """Parses a response's own input: items, and references to items of the conversation. Raises RealtimeError."""
+def parse_items(members: Any, audio_format: str, known: Callable[[str], Item | None]) -> list[Item]:
+    """Parses response.input: items, and references to items that `known` finds by id. Raises RealtimeError."""
     if not isinstance(members, list):
-        raise _wrong(param, "must be a list of items")
+        raise _wrong("response.input", "must be a list of items")
     items = []
     for index, each in enumerate(members):
-        place = f"{param}[{index}]"
+        place = f"response.input[{index}]"
         if isinstance(each, dict) and each.get("type") == "item_reference":
             found = known(_text(each, "id", place))
             if found is None:

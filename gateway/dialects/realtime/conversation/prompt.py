@@ -1,4 +1,4 @@
-"""Makes a job for the pipeline of a conversation."""
+"""The job that answers a conversation."""
 
 import json
 import math
@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import MAX_INLINE_BYTES, MAX_START_BYTES, fill_tools
+from gateway.answers.jobs import MAX_START_BYTES, attach, fill_tools
 from gateway.answers.request import Tool
 from gateway.answers.tools.calls import arguments_of
 from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.conversation.items import Item, SampledAnswer
-from gateway.dialects.realtime.events import from_api
 from gateway.dialects.realtime.settings.session import RetentionRatio, Session
 from gateway.errors import ApiError
 from gateway.media.check import MediaFile, load_media
@@ -28,6 +27,9 @@ _KEPT_PART = 0.75
 _HOP_SAMPLES = MODEL_RATE_HZ // 100
 _WINDOW_SAMPLES = MODEL_RATE_HZ // 40
 
+# A message's media, which is empty, and its file.
+_Media = tuple[media_pb2.Media, bytes]
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -36,19 +38,15 @@ class Prompt:
     Attributes:
         items: oldest first.
         conversation_id: routes all turns to one thinker, for its prefix cache; "": any thinker.
-        tool: image_generation as a function; None: it is not offered.
-        is_free: ignores the session's tool_choice, as the call was made.
     """
 
     session: Session
     items: Sequence[Item]
     conversation_id: str = ""
-    tool: Tool | None = None
-    is_free: bool = False
 
     def shortened(self) -> "Prompt | None":
-        """Leaves out the oldest items, by default a quarter, and outputs whose call is left out. None: it cannot be
-        shorter, or must not be."""
+        """Without the oldest items, by default a quarter, and without outputs whose call is left out. None: it cannot
+        be shorter, or must not be."""
         truncation = self.session.truncation
         if truncation == "disabled" or len(self.items) < 2:
             return None
@@ -59,17 +57,28 @@ class Prompt:
         return replace(self, items=self.items[begin:])
 
     def retained(self, tokens: int) -> "Prompt":
-        """Shortens the prompt for the next turn if `tokens` exceed the session's limit."""
+        """The prompt that the next turn begins with: shorter if `tokens` exceed the session's limit."""
         truncation = self.session.truncation
         limit = truncation.post_instructions if isinstance(truncation, RetentionRatio) else None
         return self if limit is None or tokens <= limit else self.shortened() or self
 
-    def job(self, gateway: Gateway, request_id: str) -> Job:
-        """Raises ApiError: 400, the prompt is empty or too long."""
+    def job(self, gateway: Gateway, request_id: str, tool: Tool | None = None, is_first: bool = True) -> Job:
+        """The job of a turn. Blocking.
+
+        Args:
+            tool: image_generation; None: it is not offered.
+            is_first: whether the session's tool_choice counts.
+
+        Raises:
+            ApiError: 400, the prompt is empty or too long.
+        """
         start = thinker_pb2.GenerateStart(sampling=self._sampling(gateway), lora=self.session.lora)
         thinker = gateway.pipeline.info("thinker")
-        late = self._fill_messages(start, thinker is not None and "image" in thinker.input_modalities)
-        self._fill_tools(start)
+        if self.session.instructions:
+            start.messages.add(role="system").content.add(text=self.session.instructions)
+        sees_images = thinker is not None and "image" in thinker.input_modalities
+        late = attach([media for turn in _turns(self.items) for media in _fill(start, *turn, sees_images)])
+        self._fill_tools(start, tool, is_first)
         if not start.messages:
             raise ApiError(400, "there is nothing to answer: no instructions, and no items", None, "empty_conversation")
         if start.ByteSize() > MAX_START_BYTES:
@@ -91,35 +100,19 @@ class Prompt:
             values["max_tokens"] = most
         return thinker_pb2.SamplingParameters(**values)
 
-    def _fill_messages(self, start: thinker_pb2.GenerateStart, sees_images: bool) -> list[bytes]:
-        """Writes the messages. Returns the files that are too large to go with them."""
-        if self.session.instructions:
-            start.messages.add(role="system").content.add(text=self.session.instructions)
-        late: list[bytes] = []
-        inline_bytes = 0
-        for turn, sampled in _turns(self.items):
-            for media, data in _fill(start, turn, sampled, sees_images):
-                if inline_bytes + len(data) <= MAX_INLINE_BYTES:
-                    media.data = data
-                    inline_bytes += len(data)
-                else:
-                    media.size_bytes = len(data)
-                    late.append(data)
-        return late
-
-    def _fill_tools(self, start: thinker_pb2.GenerateStart) -> None:
+    def _fill_tools(self, start: thinker_pb2.GenerateStart, hosted: Tool | None, with_choice: bool) -> None:
         for tool in self.session.tools:
             parameters = "" if tool.parameters is None else json.dumps(tool.parameters, ensure_ascii=False)
             start.tools.add(name=tool.name, description=tool.description or "", parameters_json=parameters)
-        if self.tool is not None:
-            fill_tools(start, [self.tool], None)
-        if start.tools and not self.is_free:
+        if hosted is not None:
+            fill_tools(start, [hosted], None)
+        if start.tools and with_choice:
             mode, name = f"MODE_{self.session.tool_choice.upper()}", self.session.tool_choice_name or ""
             start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=mode, name=name))
 
 
 def _turns(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], SampledAnswer | None]]:
-    """Groups the items of an answer if all are there as they were sampled; yields other items alone."""
+    """The items of each answer that is there as it was sampled; each other item alone."""
     begin = 0
     while begin < len(items):
         sampled = items[begin].sampled
@@ -132,28 +125,29 @@ def _turns(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], SampledAnswe
 
 def _fill(
     start: thinker_pb2.GenerateStart, turn: Sequence[Item], sampled: SampledAnswer | None, sees_images: bool
-) -> list[tuple[media_pb2.Media, bytes]]:
-    """Writes a turn's message. Returns its media without data, and their data."""
+) -> list[_Media]:
+    """Adds a turn's message."""
     item = turn[0]
     if sampled:
         start.messages.add(role="assistant", token_ids=sampled.token_ids)
     elif item.kind == "function_call":
         if item.members["status"] == "completed":
-            _answer(_assistant(start), item)
+            name, arguments = item.members["name"], item.members["arguments"] or "{}"
+            _assistant(start).tool_calls.add(id=item.members["call_id"], name=name, arguments_json=arguments)
     elif item.kind == "function_call_output":
         start.messages.add(role="tool", tool_call_id=item.members["call_id"]).content.add(text=item.members["output"])
     elif item.kind == "image_generation_call":
         return _fill_image(start, item, sees_images)
     elif item.role == "assistant":
-        if _text(item):
-            _answer(start.messages.add(role="assistant"), item)
+        if text := "".join(part.get("text") or part.get("transcript") or "" for part in item.content):
+            start.messages.add(role="assistant").content.add(text=text)
     else:
         return _fill_input(start.messages.add(role=item.role), item)
     return []
 
 
-def _fill_image(start: thinker_pb2.GenerateStart, item: Item, sees_images: bool) -> list[tuple[media_pb2.Media, bytes]]:
-    """Writes a call of image_generation and its result. Returns the image without data, and its data."""
+def _fill_image(start: thinker_pb2.GenerateStart, item: Item, sees_images: bool) -> list[_Media]:
+    """Adds a call of image_generation and its result."""
     arguments = arguments_of(item.members.get("revised_prompt", ""))
     _assistant(start).tool_calls.add(id=item.id, name=IMAGE_TOOL, arguments_json=arguments)
     result = start.messages.add(role="tool", tool_call_id=item.id)
@@ -168,21 +162,8 @@ def _fill_image(start: thinker_pb2.GenerateStart, item: Item, sees_images: bool)
     return [(result.content.add(media=media).media, item.images[0])]
 
 
-def _answer(result: thinker_pb2.ChatMessage, item: Item) -> None:
-    members = item.members
-    if item.kind == "function_call":
-        arguments = members["arguments"] or "{}"
-        result.tool_calls.add(id=members["call_id"], name=members["name"], arguments_json=arguments)
-    elif text := _text(item):
-        result.content.add(text=text)
-
-
-def _text(item: Item) -> str:
-    return "".join(part.get("text") or part.get("transcript") or "" for part in item.content)
-
-
-def _fill_input(result: thinker_pb2.ChatMessage, item: Item) -> list[tuple[media_pb2.Media, bytes]]:
-    """Writes an input message. Returns its media without data, and their data."""
+def _fill_input(result: thinker_pb2.ChatMessage, item: Item) -> list[_Media]:
+    """Fills an input message."""
     pending = []
     for index, part in enumerate(item.content):
         field = f"{item.id}.content[{index}]"
@@ -201,15 +182,15 @@ def _fill_input(result: thinker_pb2.ChatMessage, item: Item) -> list[tuple[media
 
 
 def _padded(pcm16: bytes) -> bytes:
-    """Pads to whole hops of a spectrogram with a silent last window. A longer sound in a later turn then does not
-    change how the model hears this one, and the prefix cache stays valid."""
+    """Pads to whole hops of a spectrogram with a silent last window: a longer sound in a later turn then does not
+    change the model's input for this one, and the prefix cache stays valid."""
     samples = len(pcm16) // BYTES_PER_SAMPLE
     whole = -(-(samples + _WINDOW_SAMPLES) // _HOP_SAMPLES) * _HOP_SAMPLES
     return pcm16.ljust(whole * BYTES_PER_SAMPLE, b"\0")
 
 
 def _assistant(start: thinker_pb2.GenerateStart) -> thinker_pb2.ChatMessage:
-    """Returns the last message if it is the assistant's and has no token ids, else a new one."""
+    """The last message if it is the assistant's and has no token ids, else a new one."""
     if start.messages and start.messages[-1].role == "assistant" and not start.messages[-1].token_ids:
         return start.messages[-1]
     return start.messages.add(role="assistant")
@@ -221,8 +202,5 @@ async def load_images(gateway: Gateway, item: Item, param: str) -> None:
         for index, part in enumerate(item.content)
         if part["type"] == "input_image"
     }
-    try:
-        await load_media(gateway.fetcher, list(files.values()))
-    except ApiError as error:
-        raise from_api(error) from None
+    await load_media(gateway.fetcher, list(files.values()))
     item.images.update((index, file.content) for index, file in files.items())

@@ -5,19 +5,20 @@ from gateway.dialects.realtime.conversation.items import Item
 # The fastest speech, in units a second: a letter is one, an ideograph three.
 _UNITS_PER_S = 18.0
 _IDEOGRAPH_UNITS = 3.0
+_FIRST_IDEOGRAPH = "\u2e80"
 
 
 def truncate(item: Item, content_index: int, end_ms: int) -> None:
-    """Cuts an assistant's message to the first `end_ms` of its sound. Later deltas do not change it."""
+    """Cuts an assistant's message to the first `end_ms` of its sound."""
     part, complete = item.content[content_index], item.members["status"] == "completed"
     part["transcript"] = spoken_text(part.get("transcript") or "", end_ms, item.sent_ms, complete)
     item.sent_ms, item.sampled, item.is_cut = end_ms, None, True
 
 
 def spoken_text(text: str, end_ms: int, sent_ms: int, complete: bool) -> str:
-    """Estimates which words of `text` the first `end_ms` of `sent_ms` of sound contain. Unless the answer is
-    `complete`, the text is ahead of the sound."""
-    units = [_IDEOGRAPH_UNITS if char >= "\u2e80" else 1.0 for char in text]
+    """Estimates the words of `text` in the first `end_ms` of `sent_ms` of sound. Unless the answer is `complete`, its
+    text is ahead of the sound."""
+    units = [_IDEOGRAPH_UNITS if char >= _FIRST_IDEOGRAPH else 1.0 for char in text]
     left = sum(units) * end_ms / sent_ms if sent_ms else 0.0
     if not complete:
         left = min(left, _UNITS_PER_S * end_ms / 1000)
@@ -25,9 +26,7 @@ def spoken_text(text: str, end_ms: int, sent_ms: int, complete: bool) -> str:
     while end < len(text) and left >= units[end]:
         left -= units[end]
         end += 1
-    if end == len(text) or text[end].isspace() or text[end] >= "\u2e80" or not end:
+    if end in (0, len(text)) or text[end] >= _FIRST_IDEOGRAPH or text[end - 1].isspace() or text[end].isspace():
         return text[:end].rstrip()
-    words = text[:end].rsplit(maxsplit=1)  # not half a word
-    if text[end - 1].isspace():
-        return text[:end].rstrip()
-    return words[0] if len(words) > 1 else ""
+    *words, _ = text[:end].rsplit(maxsplit=1)  # not half a word
+    return words[0] if words else ""

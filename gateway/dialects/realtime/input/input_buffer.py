@@ -1,4 +1,4 @@
-"""Sound that the client has sent and not committed."""
+"""Sound that the client has not committed."""
 
 import numpy as np
 
@@ -13,11 +13,11 @@ _MOST_S = 900
 
 
 class InputBuffer:
-    """Holds mono PCM16 at 16 kHz, whatever `audio_format` the client sends."""
+    """Mono PCM16 at 16 kHz, of a client that sends `audio_format`."""
 
     def __init__(self, audio_format: str) -> None:
         self._reader, self._samples = InputAudioStream(audio_format), bytearray()
-        self._begin_ms, self._flushed = 0.0, np.empty(0, np.int16)
+        self._begin_ms, self._new = 0.0, np.empty(0, np.int16)  # samples that `add` has not returned
 
     @property
     def duration_ms(self) -> float:
@@ -28,30 +28,26 @@ class InputBuffer:
         self._reader = InputAudioStream(audio_format, self._reader.given_ms)
 
     def add(self, data: bytes) -> np.ndarray:
-        """Returns the new samples since the last call, (n,) int16 at 16 kHz. Raises RealtimeError: it is full."""
+        """Returns the samples since the last call, (n,) int16 at 16 kHz. Raises RealtimeError: it is full."""
         if self.duration_ms >= _MOST_S * 1000:
             reason = f"audio: the buffer has {_MOST_S} s of sound, its most; commit or clear it"
             raise RealtimeError("input_audio_buffer_full", reason, "audio")
-        samples = self._reader.add(data)
-        self._samples += _bytes(samples)
-        new, self._flushed = np.concatenate([self._flushed, samples]), np.empty(0, np.int16)
+        self._take(self._reader.add(data))
+        new, self._new = self._new, np.empty(0, np.int16)
         return new
 
     def all(self) -> bytes:
         """Returns all sound. Raises RealtimeError: there is too little."""
         if self.duration_ms < _LEAST_MS:
-            message = (
-                f"the buffer is too small: at least {_LEAST_MS} ms of sound make an item, it has "
-                f"{self.duration_ms:.2f} ms"
-            )
-            raise RealtimeError("input_audio_buffer_commit_empty", message)
+            reason = f"at least {_LEAST_MS} ms of sound make an item, it has {self.duration_ms:.2f} ms"
+            raise RealtimeError("input_audio_buffer_commit_empty", f"the buffer is too small: {reason}")
         self._flush()
         return bytes(self._samples)
 
     @property
     def returned_ms(self) -> float:
         """End of the samples that `add` has returned."""
-        return self._reader.given_ms - len(self._flushed) / _SAMPLES_PER_MS
+        return self._reader.given_ms - len(self._new) / _SAMPLES_PER_MS
 
     def between(self, begin_ms: float, end_ms: float) -> bytes:
         return bytes(self._samples[self._offset(begin_ms) : self._offset(end_ms)])
@@ -64,15 +60,13 @@ class InputBuffer:
         first_ms = self._reader.given_ms - len(self._samples) / _BYTES_PER_MS
         return BYTES_PER_SAMPLE * round(max(0.0, ms - first_ms) * _SAMPLES_PER_MS)
 
-    def _flush(self) -> None:
-        samples = self._reader.flush()
-        self._samples += _bytes(samples)
-        self._flushed = np.concatenate([self._flushed, samples])
-
     def clear(self) -> None:
         self._flush()
         self._samples, self._begin_ms = bytearray(), self._reader.received_ms
 
+    def _flush(self) -> None:
+        self._take(self._reader.flush())
 
-def _bytes(samples: np.ndarray) -> bytes:
-    return samples.astype("<i2", copy=False).tobytes()
+    def _take(self, samples: np.ndarray) -> None:
+        self._samples += samples.astype("<i2", copy=False).tobytes()
+        self._new = np.concatenate([self._new, samples])

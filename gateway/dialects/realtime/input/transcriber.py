@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import aclosing, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -25,7 +25,6 @@ from gateway.media.encode import encode_audio
 from services.common.errors import StageError
 
 log = structlog.get_logger()
-_EVENTS = "conversation.item.input_audio_transcription"
 _PART = 0  # of an item of the buffer's sound: its only one
 
 
@@ -55,24 +54,21 @@ async def transcribe(
         log.info("realtime transcription", **fields)
 
 
-class EventSender(Protocol):
-    def __call__(self, kind: str, /, **members: Any) -> None: ...
-
-
 class Transcriber:
-    """Transcribes a session's items one after another, so that the transcripts come in order."""
+    """Transcribes a session's items one after another. `send` takes an event's type and members."""
 
-    def __init__(self, gateway: Gateway, send: EventSender, key: ApiKey | None) -> None:
+    def __init__(self, gateway: Gateway, send: Callable[..., None], key: ApiKey | None) -> None:
         self._gateway, self._send, self._key = gateway, send, key
         self._waiting: deque[tuple[Item, session_config.TranscriptionSettings, bool]] = deque()
         self._working: asyncio.Task[None] | None = None
 
     def add(self, item: Item, settings: session_config.TranscriptionSettings, sound_is_kept: bool) -> None:
-        """Queues `item`. Its sound is dropped after that unless `sound_is_kept`."""
+        """Queues `item`, whose sound is dropped afterwards unless `sound_is_kept`."""
         waiting_bytes = sum(waiting.size_bytes for waiting, *_ in self._waiting)
         if waiting_bytes + item.size_bytes > self._gateway.settings.max_realtime_bytes:
             reason = "too much sound waits to be written down; send it more slowly"
-            self._fail(item, ApiError(429, reason, None, "transcription_queue_full", "rate_limit_error"))
+            error = ApiError(429, reason, None, "transcription_queue_full", "rate_limit_error")
+            self._event(item, "failed", **error.body())
             return
         self._waiting.append((item, settings, sound_is_kept))
         if self._working is None or self._working.done():
@@ -94,41 +90,35 @@ class Transcriber:
                 # beside answers it is a part of them; alone it is what the key's limits are about
                 await self._transcribe(item, settings, None if sound_is_kept else self._key)
             except ApiError as error:
-                self._fail(item, error)
+                self._event(item, "failed", **error.body())
             except Exception as error:  # a bug: the session goes on
                 log.exception("transcription failed", item_id=item.id, exc_info=error)
-                self._fail(item, gateway_fault())
+                self._event(item, "failed", **gateway_fault().body())
             if not sound_is_kept:
                 item.sound.clear()
 
-    def _fail(self, item: Item, error: ApiError) -> None:
-        self._send(f"{_EVENTS}.failed", **_place(item), **error.body())
+    def _event(self, item: Item, kind: str, **members: Any) -> None:
+        name = f"conversation.item.input_audio_transcription.{kind}"
+        self._send(name, item_id=item.id, content_index=_PART, **members)
 
     async def _transcribe(self, item: Item, settings: session_config.TranscriptionSettings, key: ApiKey | None) -> None:
-        request = TranscriptionRequest(model=self._model, prompt=settings.prompt)
+        # the thinker's model, whatever the client asks for
+        model = self._gateway.model_of(self._gateway.stage_for("text", None)) or ""
+        request = TranscriptionRequest(model=model, prompt=settings.prompt)
         file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
         sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s)
         instruction = transcription_prompt(_language(settings.language))
 
         def send_delta(delta: str) -> None:
-            self._send(f"{_EVENTS}.delta", **_place(item), delta=delta)
+            self._event(item, "delta", delta=delta)
 
         work = await transcribe(self._gateway, key, request, instruction, sound, send_delta)
         transcript = item.content[_PART]["transcript"] = joined(work.segments)
-        self._send(f"{_EVENTS}.completed", **_place(item), transcript=transcript, usage=work.usage)
-
-    @property
-    def _model(self) -> str:
-        """Names the thinker's model, whatever the client asks for."""
-        return self._gateway.model_of(self._gateway.stage_for("text", None)) or ""
-
-
-def _place(item: Item) -> dict[str, Any]:
-    return {"item_id": item.id, "content_index": _PART}
+        self._event(item, "completed", transcript=transcript, usage=work.usage)
 
 
 def _language(code: str | None) -> str | None:
-    """Returns the language's name; None if it is unknown: a client's default must not end its session."""
+    """The language's name; None if it is unknown: a client's default must not end its session."""
     try:
         return None if code is None else language_of(code)
     except ApiError:

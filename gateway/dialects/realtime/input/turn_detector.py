@@ -1,10 +1,7 @@
 """Finds the user's turns from the probability of speech in each 32 ms.
 
-Times are milliseconds of the session's sound, so no time passes while the client sends none.
-
-A turn's sound ends in its first short pause unless the user goes on, so a speculative answer that starts there has the
-very input of the turn.
-"""
+Times are milliseconds of the session's sound. A turn's sound ends in its first short pause unless the user goes on, so
+a speculative answer that starts there has the turn's input."""
 
 from dataclasses import dataclass
 
@@ -28,14 +25,14 @@ _PATIENCE = 1.5
 
 @dataclass(frozen=True)
 class SpeechStart:
-    """A turn begins. Its sound starts at `audio_start_ms`, which includes padding before the speech."""
+    """A turn begins, with padding before the speech."""
 
     audio_start_ms: int
 
 
 @dataclass(frozen=True)
 class Pause:
-    """The first short pause. If the turn ends here, its sound ends at `audio_end_ms`."""
+    """The first short pause: the end of the turn's sound, if the turn ends here."""
 
     audio_end_ms: int
 
@@ -67,50 +64,42 @@ TurnEvent = SpeechStart | Pause | Resumption | SpeechEnd | IdleTimeout
 class TurnDetector:
     """Detects the turns of one session.
 
-    `semantic_vad` waits for silence too, but adapts it to eagerness, to the longest pause within this turn, and to a
+    `semantic_vad` adapts the silence that ends a turn to eagerness, to the longest pause within this turn, and to a
     turn model's judgement of the current pause.
+
+    Attributes:
+        rules: may change at any time.
+        speaking: whether a turn goes on.
+        completeness: a turn model's probability that the turn ends in the current pause; None: there is none.
+        idle_from_ms: end of playback, from which the idle timeout counts; None: it does not count.
     """
 
-    def __init__(self, turn_detection: ServerVad | SemanticVad, begin_ms: float = 0.0) -> None:
-        self._rules, self._idle_from_ms = turn_detection, None
+    def __init__(self, rules: ServerVad | SemanticVad, begin_ms: float = 0.0) -> None:
+        self.rules = rules
+        self.idle_from_ms: float | None = None
         self.clear(begin_ms)
 
     @property
-    def speaking(self) -> bool:
-        return self._speaking
-
-    @property
     def padding_ms(self) -> int:
-        return self._rules.prefix_padding_ms if isinstance(self._rules, ServerVad) else _SEMANTIC_PADDING_MS
-
-    def use(self, turn_detection: ServerVad | SemanticVad) -> None:
-        self._rules = turn_detection
+        return self.rules.prefix_padding_ms if isinstance(self.rules, ServerVad) else _SEMANTIC_PADDING_MS
 
     def clear(self, now_ms: float) -> None:
         """Drops the current turn. The next begins at `now_ms` or later."""
         self._free_ms = now_ms  # sound from here on is no earlier turn's
-        self._speaking, self._begun_ms = False, now_ms
+        self.speaking, self._begun_ms = False, now_ms
         self._onset_ms, self._onset_steps = None, 0  # speech that may become a turn
         self._silent_ms: float | None = None  # when the silence that goes on began
         self._cut_ms: float | None = None  # end of the turn's sound, if it ends in this silence
-        self._completeness: float | None = None  # of the turn, if it ends in this silence
+        self.completeness: float | None = None
         self._longest_pause_ms = 0.0  # after which this turn went on
-
-    def idle_from(self, played_ms: float | None) -> None:
-        """Counts the idle timeout from the end of playback on. None: stops counting."""
-        self._idle_from_ms = played_ms
-
-    def judge(self, completeness: float) -> None:
-        """Takes a turn model's probability that the turn ends in the current pause."""
-        self._completeness = completeness
 
     def add(self, probability: float, end_ms: float) -> list[TurnEvent]:
         """Processes one step that ends at `end_ms`."""
-        return self._on(probability, end_ms) if self._speaking else self._before(probability, end_ms)
+        return self._on(probability, end_ms) if self.speaking else self._before(probability, end_ms)
 
     @property
     def _threshold(self) -> float:
-        threshold = self._rules.threshold if isinstance(self._rules, ServerVad) else _SEMANTIC_THRESHOLD
+        threshold = self.rules.threshold if isinstance(self.rules, ServerVad) else _SEMANTIC_THRESHOLD
         return max(threshold, _LEAST_THRESHOLD)
 
     @property
@@ -119,13 +108,13 @@ class TurnDetector:
 
     @property
     def _silence_ms(self) -> float:
-        if isinstance(self._rules, ServerVad):
-            return self._rules.silence_duration_ms
-        usual, most = _SEMANTIC_SILENCE_MS[self._rules.eagerness]
-        if self._completeness is not None:
-            if self._completeness >= _SURE:
+        if isinstance(self.rules, ServerVad):
+            return self.rules.silence_duration_ms
+        usual, most = _SEMANTIC_SILENCE_MS[self.rules.eagerness]
+        if self.completeness is not None:
+            if self.completeness >= _SURE:
                 return _SURE_SILENCE_MS
-            return usual if self._completeness >= _LIKELY else most
+            return usual if self.completeness >= _LIKELY else most
         return min(most, max(usual, _PATIENCE * self._longest_pause_ms))
 
     def _before(self, probability: float, end_ms: float) -> list[TurnEvent]:
@@ -137,15 +126,15 @@ class TurnDetector:
         if self._onset_ms is None or self._onset_steps < _ONSET_STEPS:
             return self._idle(end_ms)
         start_ms = max(self._onset_ms - self.padding_ms, self._free_ms)
-        self._speaking, self._begun_ms, self._idle_from_ms = True, end_ms, None
+        self.speaking, self._begun_ms, self.idle_from_ms = True, end_ms, None
         return [SpeechStart(round(start_ms))]
 
     def _idle(self, end_ms: float) -> list[TurnEvent]:
-        after_ms = self._rules.idle_timeout_ms if isinstance(self._rules, ServerVad) else None
-        since_ms = self._idle_from_ms
+        after_ms = self.rules.idle_timeout_ms if isinstance(self.rules, ServerVad) else None
+        since_ms = self.idle_from_ms
         if after_ms is None or since_ms is None or self._onset_ms is not None or end_ms < since_ms + after_ms:
             return []
-        self._idle_from_ms = None
+        self.idle_from_ms = None
         return [IdleTimeout(round(since_ms), round(end_ms))]
 
     def _on(self, probability: float, end_ms: float) -> list[TurnEvent]:
@@ -175,5 +164,5 @@ class TurnDetector:
         events: list[TurnEvent] = [] if self._cut_ms is None else [Resumption()]
         if events:
             self._longest_pause_ms = max(self._longest_pause_ms, pause_ms)
-        self._silent_ms = self._cut_ms = self._completeness = None
+        self._silent_ms = self._cut_ms = self.completeness = None
         return events

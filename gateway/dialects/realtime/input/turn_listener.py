@@ -1,79 +1,42 @@
 """Commits and answers the user's turns where the server detects them.
 
-A short pause starts a speculative answer. It is released if the turn ends there, and discarded if the user goes on.
-"""
+A short pause starts a speculative answer, which is released if the turn ends there, else discarded."""
 
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gateway import metrics
+from gateway.answers.gateway import Gateway
 from gateway.dialects.realtime.conversation.items import Item, spoken
 from gateway.dialects.realtime.events import RealtimeError, new_id
-from gateway.dialects.realtime.input.input_buffer import InputBuffer
-from gateway.dialects.realtime.input.turn_detector import (
-    IdleTimeout,
-    Pause,
-    Resumption,
-    SpeechEnd,
-    SpeechStart,
-    TurnDetector,
-    TurnEvent,
-)
+from gateway.dialects.realtime.input import turn_detector
 from gateway.dialects.realtime.output.responses import Response
-from gateway.dialects.realtime.settings.session import Session
 from gateway.dialects.realtime.settings.session_config import SemanticVad, ServerVad
-from gateway.listening.detector import STEP_MS
-from gateway.listening.turn_model import TurnModel
+from gateway.listening.detector import STEP_MS, SessionDetector
+
+if TYPE_CHECKING:
+    from gateway.dialects.realtime.session_handler import SessionHandler
 
 _MOST_SPECULATIONS = 3  # in one turn: who pauses so often will pause again
 _MORE_KEPT_MS = 1000  # of sound in which nobody speaks, beyond what may become part of a turn
 
 
-class SpeechDetector(Protocol):
-    """Estimates the probability of speech. `heard_ms`: end of the sound that it has processed."""
-
-    heard_ms: float
-
-    async def add(self, samples: np.ndarray) -> list[float]:
-        """Takes (n,) int16 at 16 kHz. Returns a probability for each 32 ms that they complete."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class VoiceSession(Protocol):
-    """What a listener uses of its session."""
-
-    session: Session
-    buffer: InputBuffer
-
-    @property
-    def active(self) -> Response | None: ...
-    @property
-    def may_speculate(self) -> bool: ...
-    @property
-    def turn_model(self) -> TurnModel | None: ...
-    def send(self, kind: str, /, **members: object) -> None: ...
-    def commit(self, item: Item) -> None: ...
-    def respond(self, *, after: Item | None = None, speculative: bool = False) -> Response: ...
-
-
 class TurnListener:
-    def __init__(self, session: VoiceSession, detector: SpeechDetector, rules: ServerVad | SemanticVad) -> None:
-        self._session, self._detector, self._rules = session, detector, rules
-        self._turns, self._heard_ms = TurnDetector(rules, detector.heard_ms), detector.heard_ms
+    def __init__(
+        self, session: "SessionHandler", gateway: Gateway, detector: SessionDetector, rules: ServerVad | SemanticVad
+    ) -> None:
+        self._session, self._gateway, self._detector = session, gateway, detector
+        self._turns = turn_detector.TurnDetector(rules, detector.heard_ms)
+        self._heard_ms = detector.heard_ms
         self._start_ms, self._id, self._speculations = 0, "", 0
         self._item: Item | None = None
         self._speculative: Response | None = None
 
-    def use(self, rules: ServerVad | SemanticVad) -> None:
-        self._rules = rules
-        self._turns.use(rules)
-
-    async def listen(self, samples: np.ndarray) -> None:
-        """Processes all of `samples`. Raises RealtimeError: a turn could not be committed."""
+    async def listen(self, samples: np.ndarray, rules: ServerVad | SemanticVad) -> None:
+        """Processes all of (n,) int16 samples at 16 kHz. Raises RealtimeError: a turn could not be committed."""
+        self._turns.rules = rules
         refusal: RealtimeError | None = None
         for probability in await self._detector.add(samples):
             self._heard_ms += STEP_MS
@@ -88,7 +51,7 @@ class TurnListener:
             raise refusal
 
     async def discard_speculation(self) -> None:
-        """Drops the speculative answer, as its input has changed. The end of the turn starts another."""
+        """Drops the speculative answer, as its input has changed."""
         response, self._speculative = self._speculative, None
         if response is not None:
             metrics.SPECULATIONS.labels("wasted").inc()
@@ -98,47 +61,53 @@ class TurnListener:
         self._detector.close()
 
     async def reset_turn(self) -> None:
-        """Starts over after the client has committed or cleared the sound."""
+        """Drops the current turn: the client has committed or cleared its sound."""
         await self._discard_item()
         self._turns.clear(self._heard_ms)
 
-    def idle_from(self, after_s: float | None) -> None:
-        """Counts the idle timeout from `after_s` on, when the answer's playback ends; None: stops counting."""
-        self._turns.idle_from(None if after_s is None else self._heard_ms + after_s * 1000)
+    def idle_from(self, played_at: float | None) -> None:
+        """Counts the idle timeout from the end of playback, in `time.monotonic()`, or from now; None: stops."""
+        after_s = None if played_at is None else max(0.0, played_at - time.monotonic())
+        self._turns.idle_from_ms = None if after_s is None else self._heard_ms + after_s * 1000
 
-    async def _handle(self, event: TurnEvent) -> None:
+    async def _handle(self, event: turn_detector.TurnEvent) -> None:
         match event:
-            case SpeechStart(start_ms):
+            case turn_detector.SpeechStart(start_ms):
                 self._start_ms, self._id, self._speculations = start_ms, new_id("item"), 0
                 self._session.send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._id)
                 active = self._session.active
-                if active is not None and self._rules.interrupt_response:
+                if active is not None and self._turns.rules.interrupt_response:
                     metrics.BARGE_INS.inc()
                     await active.cancel("turn_detected")
-            case Pause(end_ms):
+            case turn_detector.Pause(end_ms):
                 self._item = self._cut(end_ms)
                 self._speculate(self._item)
-                if self._session.turn_model is not None and isinstance(self._rules, SemanticVad):
+                if self._gateway.turn_model is not None and isinstance(self._turns.rules, SemanticVad):
                     sound = np.frombuffer(self._item.sound[0], "<i2")
-                    self._turns.judge(await self._session.turn_model.is_complete(sound))
-            case Resumption():
+                    self._turns.completeness = await self._gateway.turn_model.is_complete(sound)
+            case turn_detector.Resumption():
                 await self._discard_item()
-            case SpeechEnd(end_ms, cut_ms):
+            case turn_detector.SpeechEnd(end_ms, cut_ms):
                 self.idle_from(None)  # an answer that was interrupted is over
                 self._session.send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=self._id)
                 await self._commit(self._item or self._cut(cut_ms), cut_ms)
-            case IdleTimeout(start_ms, end_ms) if self._session.active is None:
+            case turn_detector.IdleTimeout(start_ms, end_ms) if self._session.active is None:
                 self._start_ms, self._id = start_ms, new_id("item")
                 times = {"audio_start_ms": start_ms, "audio_end_ms": end_ms}
                 self._session.send("input_audio_buffer.timeout_triggered", **times, item_id=self._id)
                 await self._commit(self._cut(end_ms), end_ms)
 
     def _speculate(self, item: Item) -> None:
-        if not self._rules.create_response or self._session.active is not None:
-            return
-        if self._speculations < _MOST_SPECULATIONS and self._session.may_speculate:
+        if (
+            self._turns.rules.create_response
+            and self._session.active is None
+            and self._speculations < _MOST_SPECULATIONS
+            and self._gateway.settings.realtime_speculation
+            and self._gateway.pipeline.has_room  # no request waits for a stage: this one delays nobody
+        ):
             self._speculations += 1
-            self._speculative = self._session.respond(after=item, speculative=True)
+            items = [*self._session.conversation.context(), item]
+            self._speculative = self._session.respond(items=items, speculative=True)
 
     async def _commit(self, item: Item, cut_ms: float) -> None:
         if self._speculative is not None and self._speculative.status == "failed":
@@ -156,8 +125,8 @@ class TurnListener:
             metrics.SPECULATION_SAVED.observe(response.head_start_s)
             await response.release()
             if self._session.active is None:  # it was complete before its release
-                self.idle_from(max(0.0, response.played_at - time.monotonic()))
-        elif self._rules.create_response and self._session.active is None:
+                self.idle_from(response.played_at)
+        elif self._turns.rules.create_response and self._session.active is None:
             self._session.respond()
 
     def _cut(self, end_ms: float) -> Item:

@@ -8,8 +8,8 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, image_url
 from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
-from gateway.dialects.realtime.conversation.items import Item
-from gateway.dialects.realtime.events import RealtimeError, new_id
+from gateway.dialects.realtime.conversation.items import Item, new_item
+from gateway.dialects.realtime.events import RealtimeError
 from gateway.dialects.realtime.output.response_item import ResponseItem
 from gateway.dialects.realtime.output.server_events import ServerEvent
 from gateway.dialects.realtime.settings.session import Session
@@ -19,51 +19,45 @@ from gateway.validation import validated
 PICTURE = "image_generation_call"  # a kind of item; OpenAI's realtime API has none
 
 
-def image_tool(session: Session, within: str = "session") -> ImageTool | None:
-    """The settings of the session's tool; None: it has none, or this server does not run it, and it is not used.
+def image_tool(session: Session, within: str = "session") -> tuple[str, ImageGenerator | None]:
+    """(path, tool) of the session's image_generation; None: it has none, or this server does not run it.
+
+    Args:
+        within: path of the session's settings.
 
     Raises:
-        RealtimeError: it cannot be so, naming its member, which is in `within`.
+        RealtimeError: a member is wrong.
     """
-    if not session.draws:
-        return None
-    found = [(i, tool) for i, tool in enumerate(session.all_tools) if tool.type == IMAGE_TOOL]
-    for i, tool in enumerate(session.all_tools):
-        place = f"{within}.tools[{i}]"
-        if tool.type == "function" and tool.name == IMAGE_TOOL and found:
+    tools = [(f"{within}.tools[{i}]", tool) for i, tool in enumerate(session.all_tools)]
+    found = [(place, tool) for place, tool in tools if tool.type == IMAGE_TOOL]
+    if not found or not session.draws:
+        return "", None
+    for place, tool in tools:
+        if tool.type == "function" and tool.name == IMAGE_TOOL:
             message = f"{place}.name: {IMAGE_TOOL!r} is the name of a tool that runs here; take another"
             raise RealtimeError("invalid_value", message, f"{place}.name")
     if len(found) > 1:
-        place = f"{within}.tools[{found[1][0]}]"
+        place, _ = found[1]
         raise RealtimeError("invalid_value", f"{place}: {IMAGE_TOOL} is there twice; leave one out", place)
-    if not found:
-        return None
-    index, given = found[0]
-    place = f"{within}.tools[{index}]"
+    place, given = found[0]
     try:
-        return validated(ImageTool, given.model_dump())
+        return place, ImageGenerator(validated(ImageTool, given.model_dump()))
     except ApiError as error:
         raise RealtimeError("invalid_value", f"{place}.{error.message}", f"{place}.{error.param}") from None
 
 
 def check_tool(gateway: Gateway, session: Session, within: str = "session") -> None:
-    """Refuses a tool that the model here cannot follow, where it is known. Raises RealtimeError: naming its member."""
-    if (tool := image_tool(session, within)) is None:
-        return
-    index = next(i for i, each in enumerate(session.all_tools) if each.type == IMAGE_TOOL)
+    """Raises RealtimeError: a member of image_generation is wrong, or the model here cannot follow it."""
+    place, tool = image_tool(session, within)
     try:
-        ImageGenerator(tool).check(gateway, f"{within}.tools[{index}]")
+        if tool is not None:
+            tool.check(gateway, place)
     except ApiError as error:
         raise RealtimeError("invalid_value", error.message, error.param) from None
 
 
-def may_draw(gateway: Gateway) -> bool:
-    """Whether image_generation runs in sessions here."""
-    return IMAGE_TOOL in gateway.settings.hosted_tools and gateway.pipeline.config.outputs.image is not None
-
-
 def last_picture(items: Sequence[Item]) -> str | None:
-    """URL of the conversation's last picture, made here or sent by the user; None if there is none."""
+    """URL of the conversation's last picture, made here or sent by the user."""
     for item in reversed(items):
         if item.kind == PICTURE and item.images:
             return image_url(pybase64.b64encode_as_string(item.images[0]), item.members["output_format"])
@@ -73,19 +67,15 @@ def last_picture(items: Sequence[Item]) -> str | None:
 
 
 class PictureOutput(ResponseItem):
-    """A picture. Its file is told once, as sound is; the conversation keeps it for the model."""
+    """A picture. Its file is in one event only; the conversation keeps it for the model."""
 
     def __init__(self, response_id: str, index: int) -> None:
-        head = {"id": new_id("item"), "object": "realtime.item", "type": PICTURE, "status": "in_progress"}
-        super().__init__(response_id, index, Item(head))
-        self._is_closed = False
+        super().__init__(response_id, index, new_item(PICTURE, "in_progress"))
 
     def open(self) -> list[ServerEvent]:
-        """It is asked for."""
         return [*super().open(), self._event(f"{PICTURE}.in_progress")]
 
     def take(self, event: ToolEvent) -> list[ServerEvent]:
-        """What is to be told of how far it is."""
         match event:
             case ToolProgress():
                 return [self._event(f"{PICTURE}.generating")]
@@ -104,10 +94,3 @@ class PictureOutput(ResponseItem):
                 return self.close("incomplete")
             case _:
                 return []
-
-    def close(self, status: str) -> list[ServerEvent]:
-        """It is there, or cannot be made; nothing, if that was told before."""
-        if self._is_closed:
-            return []
-        self._is_closed = True
-        return super().close(status)

@@ -6,9 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.tools.events import ToolEvent
 from gateway.answers.tools.image import ImageGenerator
-from gateway.answers.turn import ToolCall, Turn
+from gateway.answers.turns import Dialog
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
 from gateway.dialects.realtime.output.drawing import last_picture
@@ -16,14 +15,11 @@ from gateway.dialects.realtime.output.response_output import ResponseOutput
 from gateway.pipeline.run import Job
 
 
-class PromptDialog:
-    """The items of a prompt, and those of its response.
+class PromptDialog(Dialog):
+    """The items of a prompt, and those of its response, `outputs`, which grow by turns and results.
 
     Args:
-        gateway: the gateway.
-        prompt: what is answered.
         tool: image_generation; None: the session does not have it.
-        outputs: the response's items; they grow.
     """
 
     def __init__(self, gateway: Gateway, prompt: Prompt, tool: ImageGenerator | None, outputs: ResponseOutput) -> None:
@@ -31,34 +27,24 @@ class PromptDialog:
         self._prompt = prompt
 
     async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
-        """See `Dialog`."""
         tool = self._tool.function() if self._tool is not None and offers_tools else None
-        prompt = replace(self._prompt, items=self._items(), tool=tool, is_free=not is_first)
-        return await asyncio.to_thread(prompt.job, self._gateway, request_id)
+        prompt = replace(self._prompt, items=self._items())
+        return await asyncio.to_thread(prompt.job, self._gateway, request_id, tool, is_first)
 
     def shorten(self) -> bool:
-        """Leaves out the oldest items of the prompt, if the session allows it; whether it has done so."""
         shorter = None if self._outputs else self._prompt.shortened()
         self._prompt = shorter or self._prompt
         return shorter is not None
 
-    def end_turn(self, turn: Turn) -> None:
-        """Nothing: the response's outputs are the conversation's next items."""
-
     def last_image(self) -> str | None:
-        """See `Dialog`."""
         return last_picture(self._items())
 
-    def add_result(self, call: ToolCall, event: ToolEvent) -> None:
-        """Nothing: the result is in the call's output."""
-
     def in_own_terms(self) -> AbstractContextManager[None]:
-        """Fields keep their names: those of the items."""
         return nullcontext()
 
     def left_out(self, prompt_tokens: int) -> Sequence[Item]:
-        """The items that the next response begins without, after a first prompt of so many tokens: it begins where this
-        one did, for the thinker's prefix cache."""
+        """The items that later prompts leave out, after a first prompt of so many tokens: they begin where this one
+        did, for the thinker's prefix cache."""
         items = self._first.items
         return items[: len(items) - len(self._prompt.retained(prompt_tokens).items)]
 

@@ -1,25 +1,24 @@
-"""The items of a response while the model makes them. Each change returns the events for the client."""
+"""The items of a response while the model makes them. A change returns its events."""
 
 from typing import Any
 
 from gateway.dialects.realtime.audio import OutputAudioStream
 from gateway.dialects.realtime.conversation.conversation import Conversation
-from gateway.dialects.realtime.conversation.items import Item, message
+from gateway.dialects.realtime.conversation.items import Item, message, new_item
 from gateway.dialects.realtime.conversation.truncation import truncate
-from gateway.dialects.realtime.events import new_id
 from gateway.dialects.realtime.output.server_events import ItemEvent, NewItem, PlaybackClock, ServerEvent, SoundDelta
 from gateway.dialects.realtime.settings.session import Session
 
 
 class ResponseItem:
-    """The item at `index` of a response."""
+    """The item at `index` of a response. `conversation`: that it is added to."""
+
+    conversation: Conversation | None = None
 
     def __init__(self, response_id: str, index: int, item: Item) -> None:
-        self.item, self.conversation = item, None
+        self.item, self._is_open = item, True
         self._in_response = {"response_id": response_id, "output_index": index}
         self._place = {**self._in_response, "item_id": item.id}
-
-    conversation: Conversation | None
 
     def open(self) -> list[ServerEvent]:
         item = self.item.public()
@@ -29,13 +28,20 @@ class ResponseItem:
         return events
 
     def close(self, status: str) -> list[ServerEvent]:
-        """Completes the item, or leaves it incomplete, by the response's `status`."""
+        """Ends the item by the response's `status`. A second call returns nothing."""
+        if not self._is_open:
+            return []
+        self._is_open = False
+        events = self._last_events(status)
         self.item.members["status"] = "completed" if status == "completed" else "incomplete"
         item = self.item.public()
-        events = [ServerEvent("response.output_item.done", {**self._in_response, "item": item})]
+        events.append(ServerEvent("response.output_item.done", {**self._in_response, "item": item}))
         if self.conversation is not None:
             events.append(ItemEvent("conversation.item.done", {"item": item}, self.item))
         return events
+
+    def _last_events(self, status: str) -> list[ServerEvent]:
+        return []
 
     def _event(self, kind: str, **members: Any) -> ServerEvent:
         return ServerEvent(f"response.{kind}", {**self._place, **members})
@@ -48,7 +54,7 @@ class OutputMessage(ResponseItem):
         super().__init__(response_id, index, message("assistant", [], "in_progress"))
         self._audio = None if rate_hz is None else OutputAudioStream(session.output_format, rate_hz, session.speed)
         self._playback = PlaybackClock(self.item, session.output_format)
-        self._text, self._is_closed = "", False
+        self._text = ""
 
     @property
     def played_at(self) -> float:
@@ -77,11 +83,7 @@ class OutputMessage(ResponseItem):
                 truncate(self.item, 0, self.item.sent_ms)
             self._text = self.item.content[0]["transcript"]
 
-    def close(self, status: str) -> list[ServerEvent]:
-        """Ends the message with the rest of its sound. A second call returns nothing."""
-        if self._is_closed:
-            return []
-        self._is_closed = True
+    def _last_events(self, status: str) -> list[ServerEvent]:
         events = []
         if self._audio is None:
             events.append(self._content("output_text.done", text=self._text))
@@ -90,8 +92,7 @@ class OutputMessage(ResponseItem):
                 events += self._sound(self._audio.close())
             events.append(self._content("output_audio.done"))
             events.append(self._content("output_audio_transcript.done", transcript=self._text))
-        events.append(self._content("content_part.done", part=self._event_part()))
-        return [*events, *super().close(status)]
+        return [*events, self._content("content_part.done", part=self._event_part())]
 
     def _sound(self, data: bytes) -> list[ServerEvent]:
         members = {**self._place, "content_index": 0}
@@ -106,32 +107,22 @@ class OutputMessage(ResponseItem):
         return {"type": "output_audio", "transcript": self._text}
 
     def _event_part(self) -> dict[str, Any]:
-        """Events of parts use other type names than items do."""
-        if self._audio is None:
-            return {"type": "text", "text": self._text}
-        return {"type": "audio", "transcript": self._text}
+        """Types have other names in events of parts."""
+        part = self._part()
+        return {**part, "type": part["type"].removeprefix("output_")}
 
 
 class OutputCall(ResponseItem):
     """A call of a function that the client runs."""
 
     def __init__(self, response_id: str, index: int, name: str, call_id: str) -> None:
-        head = {"id": new_id("item"), "object": "realtime.item", "type": "function_call", "status": "in_progress"}
-        super().__init__(response_id, index, Item({**head, "name": name, "call_id": call_id, "arguments": ""}))
-        self._name, self._call_id, self._is_closed = name, call_id, False
+        item = new_item("function_call", "in_progress", name=name, call_id=call_id, arguments="")
+        super().__init__(response_id, index, item)
 
     def arguments(self, delta: str) -> list[ServerEvent]:
         self.item.members["arguments"] += delta
-        return [self._event("function_call_arguments.delta", call_id=self._call_id, delta=delta)]
+        return [self._event("function_call_arguments.delta", call_id=self.item.members["call_id"], delta=delta)]
 
-    def close(self, status: str) -> list[ServerEvent]:
-        if self._is_closed:
-            return []
-        self._is_closed = True
-        done = self._event(
-            "function_call_arguments.done",
-            call_id=self._call_id,
-            name=self._name,
-            arguments=self.item.members["arguments"],
-        )
-        return [done, *super().close(status)]
+    def _last_events(self, status: str) -> list[ServerEvent]:
+        call = {name: self.item.members[name] for name in ("call_id", "name", "arguments")}
+        return [self._event("function_call_arguments.done", **call)]

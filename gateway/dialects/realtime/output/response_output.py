@@ -6,7 +6,7 @@ from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item, SampledAnswer
 from gateway.dialects.realtime.events import new_id
 from gateway.dialects.realtime.output.drawing import PictureOutput
-from gateway.dialects.realtime.output.event_gate import EventGate
+from gateway.dialects.realtime.output.outbox import EventGate
 from gateway.dialects.realtime.output.response_item import OutputCall, OutputMessage, ResponseItem
 from gateway.dialects.realtime.settings.session import Session
 from gateway.pipeline.events import AudioDelta, Event, TextDelta, TextEnd
@@ -36,7 +36,7 @@ class ResponseOutput:
         return max((each.played_at for each in self._all if isinstance(each, OutputMessage)), default=0.0)
 
     def take(self, event: Event, rate_hz: int | None) -> None:
-        """Adds text, sound or calls. `rate_hz`: of the model's sound; None: the answer is text."""
+        """Adds what the pipeline made. `rate_hz`: of the model's sound; None: the answer is text."""
         match event:
             case TextDelta(delta):
                 self._token_ids.extend(delta.token_ids)
@@ -58,13 +58,13 @@ class ResponseOutput:
         return picture
 
     def end_message(self) -> None:
-        """Closes the message, so that further text starts another."""
+        """Ends the message: further text starts another."""
         if self._message is not None:
             self._gate.add(self._message.close("completed"))
             self._message = None
 
     def close(self, status: str) -> None:
-        """Closes all items by the response's `status`. They keep the answer's token ids if these cover them all."""
+        """Ends all items by the response's `status`. They get the answer's token ids if these cover them all."""
         if status in ("cancelled", "failed"):
             self._gate.drop_sound()
             if self._message is not None:

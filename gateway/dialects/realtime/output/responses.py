@@ -1,4 +1,4 @@
-"""One response of a realtime session: what the pipeline makes, told as events in the order of OpenAI's GA dialect."""
+"""One response of a realtime session: events in the order of OpenAI's GA dialect."""
 
 import asyncio
 import time
@@ -12,11 +12,11 @@ import structlog
 from gateway import metrics
 from gateway.access.api_keys import ApiKey
 from gateway.answers.answer import Answer
+from gateway.answers.answer import usage as chat_usage
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.tools.calls import Rules
 from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
-from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.turn import NextTurn, ToolStart, TurnEnd, sum_of
 from gateway.answers.turns import Turns
 from gateway.dialects.realtime.conversation.conversation import Conversation
@@ -24,12 +24,10 @@ from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
 from gateway.dialects.realtime.events import RealtimeError, new_id
 from gateway.dialects.realtime.output.drawing import PictureOutput, image_tool
-from gateway.dialects.realtime.output.event_gate import EventGate
-from gateway.dialects.realtime.output.outbox import Outbox
+from gateway.dialects.realtime.output.outbox import EventGate, Outbox
 from gateway.dialects.realtime.output.prompt_dialog import PromptDialog
 from gateway.dialects.realtime.output.response_output import ResponseOutput
 from gateway.dialects.realtime.output.server_events import ResponseEnd, ServerEvent
-from gateway.dialects.realtime.output.usage import usage
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE
@@ -43,14 +41,14 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """What a response answers.
 
     Attributes:
-        prompt: what is answered, and how.
+        prompt: with the session's settings.
         metadata: for the client's own use.
-        conversation: that the answer is written to; None: to none.
+        conversation: that the answer is added to; None: to none.
         key: whose request it is; None where there are no keys.
-        log: fields of the connection's log line, for what failed.
+        log: fields of the connection's log line.
     """
 
     prompt: Prompt
@@ -64,15 +62,10 @@ class Response:
     """One response.
 
     Args:
-        gateway: the gateway.
-        request: what is asked for.
-        outbox: takes the events.
-        speculative: the events are held back until `release`; nothing is written to the conversation before.
+        speculative: the events are held back until `release`; the conversation does not change before.
 
     Attributes:
-        id: names it.
         status: "in_progress", "completed", "cancelled", "failed" or "incomplete".
-        was_speculative: its events were held back at first.
     """
 
     def __init__(self, gateway: Gateway, request: Request, outbox: Outbox, speculative: bool = False) -> None:
@@ -82,8 +75,7 @@ class Response:
         self._answer = Answer(0, self.id, 0)
         self._gate = EventGate(outbox, request.conversation, speculative)
         self._outputs = ResponseOutput(self.id, request.prompt.session, request.conversation, self._gate)
-        tool = image_tool(request.prompt.session)
-        hosted = None if tool is None else ImageGenerator(tool)
+        _, hosted = image_tool(request.prompt.session)
         self._dialog = PromptDialog(gateway, request.prompt, hosted, self._outputs)
         self._meter = Meter(self.id, gateway.settings.request_timeout_s)
         tools = {} if hosted is None else {hosted.name: hosted}
@@ -92,22 +84,21 @@ class Response:
         self._task: asyncio.Task[None] | None = None
         self._made: asyncio.Task[None] | None = None
         self._reason: str | None = None
-        self.was_speculative = speculative
-        self._first_sound = 0.0
+        self._was_speculative, self._first_sound = speculative, 0.0
 
     @property
     def is_speculative(self) -> bool:
-        """Whether the client was not told of it yet."""
+        """Whether its events are held back."""
         return self._gate.is_closed
 
     @property
     def played_at(self) -> float:
-        """The `time.monotonic()` at which the client has played what it says, if it plays at once; 0: it is silent."""
+        """`time.monotonic()` when a client that plays at once has played all; 0: it has no sound yet."""
         return self._outputs.played_at
 
     @property
     def head_start_s(self) -> float:
-        """How much sooner its first sound was made, or will be, for having begun when it did instead of now."""
+        """Time from its beginning to its first sound, or until now."""
         return (self._first_sound or time.monotonic()) - self._meter.arrived
 
     @property
@@ -116,20 +107,16 @@ class Response:
 
     @property
     def _rate_hz(self) -> int | None:
-        """Samples a second of its sound; None: it has none."""
+        """None: it has no sound."""
         return None if self._code2wav is None else self._code2wav.sample_rate_hz
 
     def start(self) -> asyncio.Task[None]:
-        """Begins; the task ends after response.done, or when it was dropped."""
+        """Returns the task, which ends after response.done or `drop`."""
         self._task = asyncio.create_task(self._run())
         return self._task
 
     async def cancel(self, reason: str) -> None:
-        """Ends it, and returns when response.done was told.
-
-        Args:
-            reason: "client_cancelled" or "turn_detected".
-        """
+        """Ends it with response.done. `reason`: "client_cancelled" or "turn_detected"."""
         assert self._task is not None
         self._reason = self._reason or reason
         if self._made is not None:
@@ -137,13 +124,13 @@ class Response:
         await asyncio.wait([self._task])
 
     async def drop(self) -> None:
-        """Ends it without a word: for what is held back, or a connection that is gone."""
+        """Ends it without further events."""
         assert self._task is not None
         self._task.cancel()
         await asyncio.wait([self._task])
 
     async def release(self) -> None:
-        """Tells what was held back; what follows is told at once."""
+        """Sends the events that were held back."""
         await self._gate.release()
 
     async def _run(self) -> None:
@@ -163,7 +150,7 @@ class Response:
         await self._gate.send(ResponseEnd("response.done", {"response": self._public()}, self._left_out))
 
     def _judge(self, made: asyncio.Task[None]) -> None:
-        """Settles the status by how the work ended."""
+        """Settles the status. `made` has ended."""
         error = None if made.cancelled() else made.exception()
         if made.cancelled():
             self._settle("cancelled", reason=self._reason or "client_cancelled")
@@ -195,7 +182,7 @@ class Response:
             raise from_error("gateway", error) from error
 
     async def _answered(self) -> None:
-        """Renders the answer loop's events, and counts them in. Raises ApiError."""
+        """Makes client events of the answer loop's. Raises ApiError."""
         picture: PictureOutput | None = None
         async with aclosing(self._turns.events()) as events:
             async for event in events:
@@ -224,7 +211,7 @@ class Response:
                 await self._gate.send()
 
     def _count(self) -> None:
-        """Counts what was made, whatever became of it, and logs it."""
+        """Counts what was made, also if it failed, and logs it."""
         made, meter = usage(self._answer, self._code2wav), self._meter
         details, elapsed_s = made["output_token_details"], meter.elapsed_s
         span = Span(self.id, "gateway", meter.arrived, time.monotonic(), self.status)
@@ -236,14 +223,14 @@ class Response:
             "realtime response",
             request_id=self.id,
             status=self.status,
-            early=self.was_speculative,
+            early=self._was_speculative,
             duration_ms=round(elapsed_s * 1000, 1),
             cached_tokens=made["input_token_details"]["cached_tokens"],
             **meter.log,
         )
 
     def _public(self) -> dict[str, Any]:
-        """OpenAI's form of it, as it is now."""
+        """OpenAI's form of it."""
         session, request = self._request.prompt.session, self._request
         output = session.public()["audio"]["output"]
         audio = {name: output[name] for name in ("format", "voice") if output.get(name) is not None}
@@ -264,9 +251,24 @@ class Response:
 
 def check_metadata(metadata: Any) -> dict[str, Any] | None:
     """Raises RealtimeError: it is no mapping of texts."""
-    if metadata is None:
-        return None
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    is_mapping = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    if metadata is not None and not is_mapping:
         message = "response.metadata: must be a mapping of texts to texts"
         raise RealtimeError("invalid_value", message, "response.metadata")
     return metadata
+
+
+def usage(answer: Answer, code2wav: server_info_pb2.Code2WavInfo | None) -> dict[str, Any]:
+    """Tokens by kind. A codec frame is an audio token; of an answer that was cut short those that arrived count."""
+    total = chat_usage([answer])
+    read, written = total["prompt_tokens_details"], total["completion_tokens_details"]
+    per_frame = code2wav.samples_per_frame if code2wav else 0
+    arrived = answer.audio_bytes // BYTES_PER_SAMPLE // per_frame if per_frame else 0
+    audio, text = written["audio_tokens"] or arrived, written["text_tokens"]
+    return {
+        "input_tokens": total["prompt_tokens"],
+        "input_token_details": read,
+        "output_tokens": text + audio,
+        "output_token_details": {"text_tokens": text, "audio_tokens": audio},
+        "total_tokens": total["prompt_tokens"] + text + audio,
+    }

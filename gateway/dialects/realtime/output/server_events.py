@@ -1,7 +1,4 @@
-"""Events of a response as data, before they are sent.
-
-`apply` writes to the conversation, so a speculative response that is dropped leaves no trace there.
-"""
+"""Events of a response before they are sent: the conversation changes when an event is applied."""
 
 import time
 from collections.abc import Sequence
@@ -19,19 +16,17 @@ from gateway.dialects.realtime.events import RealtimeError, server_event
 
 @dataclass(frozen=True)
 class ServerEvent:
-    """An event that changes nothing in the conversation."""
-
     kind: str
     members: dict[str, Any]
 
     def apply(self, conversation: Conversation | None) -> dict[str, Any]:
-        """Writes the event's effect to the conversation. Returns the event to send."""
+        """Changes the conversation. Returns the event to send."""
         return server_event(self.kind, **self.members)
 
 
 @dataclass(frozen=True)
 class ItemEvent(ServerEvent):
-    """An event that names the item's predecessor in the conversation."""
+    """Names the item before `item` in the conversation."""
 
     item: Item
 
@@ -52,7 +47,7 @@ class NewItem(ItemEvent):
 
 
 class PlaybackClock:
-    """Counts the sound of a message that was sent, also in the item's `sent_ms`."""
+    """Counts the sound of an item that was sent, also in its `sent_ms`."""
 
     def __init__(self, item: Item, audio_format: str) -> None:
         self._item, self._sent_bytes, self._first_sent = item, 0, 0.0
@@ -82,7 +77,7 @@ class SoundDelta(ServerEvent):
 
 @dataclass(frozen=True)
 class ResponseEnd(ServerEvent):
-    """response.done. Items that the prompt left out are hidden from later prompts."""
+    """response.done. Later prompts leave out what the prompt left out."""
 
     left_out: Sequence[Item]
 

@@ -1,4 +1,4 @@
-"""A session's settings: merges, checks and interprets what the client sets."""
+"""A session's settings."""
 
 import json
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ _OF_RESPONSES = ("output_modalities", "instructions", "tools", "tool_choice", "m
 
 @dataclass(frozen=True)
 class RetentionRatio:
-    """Cuts a conversation that is too long to `ratio` of the context, or of `post_instructions` tokens."""
+    """Cuts a prompt that exceeds the context, or `post_instructions` tokens, to `ratio` of its items."""
 
     ratio: float
     post_instructions: int | None
@@ -54,7 +54,7 @@ class Session:
 
     Attributes:
         model: the served model's own name.
-        voices: the model's, the default first; empty if there are none, or they are unknown yet.
+        voices: the model's, the default first; empty: there are none, or they are unknown yet.
         expires_at: Unix seconds.
         speaks: whether the model has speech.
         lora: adapter that answers; "": none.
@@ -64,31 +64,25 @@ class Session:
     id: str
     model: str
     voices: tuple[str, ...]
-    expires_at: int | None
     config: RealtimeConfig | TranscriptionConfig
+    expires_at: int | None = None
     speaks: bool = True
     lora: str = ""
     draws: bool = False
 
     @classmethod
-    def new(
-        cls,
-        model: str,
-        voices: Sequence[str] = (),
-        type: SessionType = "realtime",
-        expires_at: int | None = None,
-        speaks: bool = True,
-        lora: str = "",
-        draws: bool = False,
-    ) -> "Session":
+    def new(cls, model: str, voices: Sequence[str] = (), type: SessionType = "realtime", **members: Any) -> "Session":
+        """A session by its defaults; `members` are further attributes."""
         config = _CONFIGS[type].model_validate({"type": type})
-        session = cls(new_id("sess"), model, tuple(voices), expires_at, config, speaks, lora, draws)
-        return session if speaks or type != "realtime" else session.updated({"output_modalities": None})
+        session = cls(new_id("sess"), model, tuple(voices), config, **members)
+        return session if session.speaks or type != "realtime" else session.updated({"output_modalities": None})
 
     def updated(self, patch: dict[str, Any], within: str = "session") -> "Session":
-        """Merges a session.update. Null resets a member to its default, and turns turn detection off.
+        """Merges a session.update. Null resets a member to its default, and turns turn detection off. A patch of the
+        other type keeps the audio input.
 
-        A patch of the other type keeps the audio input. Errors call the patch `within`. Raises RealtimeError.
+        Raises:
+            RealtimeError: a member, below `within`, is wrong.
         """
         type = patch.get("type") or self.type
         if not isinstance(type, str) or type not in _CONFIGS:
@@ -109,11 +103,15 @@ class Session:
             message = f"{within}: has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; shorten its members"
             raise RealtimeError("session_too_large", message, within)
         changed = replace(self, config=config)
-        changed._check_voice(within)
+        voice = changed.voice
+        if voice is not None and self.voices and voice not in self.voices:
+            param = f"{within}.audio.output.voice"
+            reason = f"there is no voice {voice!r}; use one of {', '.join(self.voices)}, or a name of OpenAI's"
+            raise RealtimeError("invalid_value", f"{param}: {reason}", param)
         return changed
 
     def for_response(self, response: dict[str, Any] | None) -> "Session":
-        """Applies the settings of response.create; ignores conversation, input and metadata. Raises RealtimeError."""
+        """Merges the settings of a response.create. Raises RealtimeError."""
         response = response or {}
         patch = {name: response[name] for name in _OF_RESPONSES if name in response}
         audio = response.get("audio")
@@ -160,7 +158,7 @@ class Session:
 
     @property
     def turn_detection(self) -> ServerVad | SemanticVad | None:
-        """None: the client ends turns. Turns of a transcription session neither start nor interrupt answers."""
+        """None: the client ends turns. A transcription session has no answers to start or interrupt."""
         detection = self.config.audio.input.turn_detection
         if detection is None or self.type == "realtime":
             return detection
@@ -168,8 +166,14 @@ class Session:
 
     @property
     def voice(self) -> str | None:
-        """The model's voice, also for one of OpenAI's; None for the default."""
-        return self._model_voice(self._response_config.audio.output.voice)
+        """The model's, also for one of OpenAI's; None: the default."""
+        asked = self._response_config.audio.output.voice
+        if asked is None or not self.voices:
+            return asked
+        own = match_case(asked, self.voices)
+        if own is None and (name := asked.lower()) in OPENAI_VOICES:
+            return self.voices[OPENAI_VOICES.index(name) % len(self.voices)]
+        return own or asked
 
     @property
     def speed(self) -> float:
@@ -194,9 +198,11 @@ class Session:
     @property
     def tool_choice_name(self) -> str | None:
         choice = self._response_config.tool_choice
-        if isinstance(choice, dict) and choice["type"] == IMAGE_TOOL:
+        if not isinstance(choice, dict):
+            return None
+        if choice["type"] == IMAGE_TOOL:
             return IMAGE_TOOL if self.draws else None
-        return choice["name"] if isinstance(choice, dict) and choice["type"] == "function" else None
+        return choice["name"] if choice["type"] == "function" else None
 
     @property
     def max_output_tokens(self) -> int | None:
@@ -217,25 +223,9 @@ class Session:
     def _response_config(self) -> RealtimeConfig:
         return self.config if isinstance(self.config, RealtimeConfig) else RealtimeConfig()
 
-    def _model_voice(self, asked: str | None) -> str | None:
-        if asked is None or not self.voices:
-            return asked
-        own = match_case(asked, self.voices)
-        if own is None and (name := asked.lower()) in OPENAI_VOICES:
-            return self.voices[OPENAI_VOICES.index(name) % len(self.voices)]
-        return own or asked
-
-    def _check_voice(self, within: str) -> None:
-        voice = self.voice
-        if voice is None or not self.voices or voice in self.voices:
-            return
-        param = f"{within}.audio.output.voice"
-        message = f"{param}: there is no voice {voice!r}; use one of {', '.join(self.voices)}, or a name of OpenAI's"
-        raise RealtimeError("invalid_value", message, param)
-
 
 def _refuse_speech(merged: dict[str, Any], within: str) -> None:
-    """Makes text the default. Raises RealtimeError: the client asks for speech."""
+    """Makes text the default. Raises RealtimeError: the client wants speech."""
     if merged.setdefault("output_modalities", ["text"]) == ["audio"]:
         param = f"{within}.output_modalities"
         raise RealtimeError("invalid_value", f'{param}: this model has no speech: use ["text"]', param)
@@ -249,7 +239,7 @@ def _of_other_type(base: dict[str, Any], type: str) -> dict[str, Any]:
 
 
 def _merged(base: dict[str, Any], patch: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Merges `patch` into `base` without the members that are null in `patch`."""
+    """`base` with the members of `patch`, and without those that are null there."""
     merged = dict(base)
     for name, value in patch.items():
         at = (*path, name)

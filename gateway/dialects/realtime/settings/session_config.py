@@ -1,8 +1,7 @@
 """Members of a session's settings, with defaults and limits.
 
-Members that nothing here uses (tracing, prompts, noise reduction, reasoning, members of newer models) are kept as they
-came: an `error` would end the sessions of clients that send them by default.
-"""
+Members without effect here (tracing, prompts, noise reduction, members of newer models) are kept: an `error` would end
+the sessions of clients that send them by default."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -29,13 +28,11 @@ TAGS = frozenset({"server_vad", "semantic_vad"})
 
 
 class _Part(BaseModel):
-    """Keeps unknown members; checks the types of known ones."""
-
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
 
 def _whole(value: Any) -> Any:
-    """Accepts 500.0, as JavaScript and some Python clients write whole numbers."""
+    """Accepts 500.0, as some clients write whole numbers."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -70,7 +67,7 @@ class ServerVad(_Part):
 
 
 class SemanticVad(_Part):
-    """A turn ends when the user seems to have finished; `eagerness` shortens the wait."""
+    """A turn ends when the user seems to have finished."""
 
     type: Literal["semantic_vad"]
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
@@ -79,7 +76,7 @@ class SemanticVad(_Part):
 
 
 class TranscriptionSettings(_Part):
-    """How the user's sound is transcribed. The model is always this server's."""
+    """The model is always this server's."""
 
     model: str | None = None
     language: str | None = None
@@ -114,7 +111,7 @@ class TranscriptionAudio(_Part):
 
 
 class SessionTool(_Part):
-    """A function for the model. Tools of other kinds are kept, and not used."""
+    """A function, or a tool of another kind, which is kept and not used."""
 
     type: str = "function"
     name: str | None = Field(default=None, min_length=1, max_length=64)
