@@ -1,7 +1,6 @@
 """`quartet budget`: divides GPU memory between thinker, talker and code2wav.
 
-Weights and key-value memory come from the checkpoint. The constants below estimate the rest (CUDA contexts,
-activations, graphs), on the safe side.
+The constants below estimate, on the safe side, what the checkpoint does not say (CUDA contexts, activations, graphs).
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,7 +50,7 @@ class Demand:
     Attributes:
         streams: spoken answers at a time.
         context_tokens: longest prompt plus output.
-        talker_positions: longest prompt plus frames of a spoken answer.
+        talker_positions: longest prompt plus frames of an answer.
     """
 
     streams: int = 8
@@ -62,7 +61,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Layout:
-    """Equal GPUs: the thinker is on the first `tensor_parallel`, the rest on the next if `apart`, else on the first."""
+    """The thinker is on the first `tensor_parallel` GPUs, the rest on the next if `apart`, else on the first."""
 
     tensor_parallel: int = 1
     apart: bool = False
@@ -97,9 +96,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Budget:
-    """Shares of GPUs of `gpu_bytes`, and the settings that cause them.
+    """How GPUs are shared.
 
     Attributes:
+        gpu_bytes: of each GPU.
         context_tokens: capacity of the thinker's key-value cache.
         settings: by their names in .env, for stages on one GPU.
     """
@@ -153,21 +153,15 @@ def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout = Lay
 
 
 def layouts(sizes: Sizes, gpus: int, tensor_parallel: int | None = None) -> list[Layout]:
-    """Lists layouts on at most `gpus` GPUs, best first: speech on its own GPU, then the most GPUs for the thinker.
-    `tensor_parallel` fixes their number.
-    """
+    """Lists layouts on at most `gpus` GPUs, best first: speech on its own GPU, then the most GPUs for the thinker."""
     ranks = [1 << n for n in reversed(range(gpus.bit_length())) if sizes.heads % (1 << n) == 0]
-    candidates = [
-        Layout(n, apart)
-        for apart in ((True, False) if sizes.has_speech else (False,))
-        for n in ranks
-        if n + apart <= gpus
-    ]
-    return [layout for layout in candidates if tensor_parallel in (None, layout.tensor_parallel)]
+    places = (True, False) if sizes.has_speech else (False,)
+    candidates = [Layout(n, apart) for apart in places for n in ranks if tensor_parallel in (None, n)]
+    return [layout for layout in candidates if layout.gpus <= gpus]
 
 
 def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_parallel: int | None = None) -> Budget:
-    """Returns the budget of the first layout that fits. Raises TooLittleMemory, or BudgetError: none is possible."""
+    """Returns the first layout's budget that fits. Raises TooLittleMemory, or BudgetError: none is possible."""
     errors = []
     for layout in layouts(sizes, gpus, tensor_parallel):
         try:
@@ -183,7 +177,7 @@ def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_paralle
 
 
 def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
-    """Shares of the GPU of talker and code2wav, without the thinker's."""
+    """Shares of the GPU of talker and code2wav."""
     gpu = range(layout.speech_gpu, layout.speech_gpu + 1)
     dit = (Share("dit", gpu, 0, 0, demand.dit_bytes, "as asked for"),) if demand.dit_bytes else ()
     if not sizes.has_speech:
@@ -219,13 +213,11 @@ def _too_few(
 
 
 def lines(budget: Budget) -> Iterator[str]:
-    """Prints the budget and its settings."""
     yield from share_lines(budget)
     yield ""
     if budget.layout.gpus == 1:
         yield "# for .env"
-        for name, value in budget.settings.items():
-            yield f"{name}={value}"
+        yield from (f"{name}={value}" for name, value in budget.settings.items())
     else:
         yield "# for quartet up"
         yield from up_flags(budget)
@@ -243,24 +235,19 @@ def share_lines(budget: Budget) -> Iterator[str]:
 
 
 def up_flags(budget: Budget) -> Iterator[str]:
-    """Writes the settings and devices as flags of `quartet up`."""
-    thinker = [("tensor-parallel-size", budget.layout.tensor_parallel)]
-    speech = [("device", f"cuda:{budget.layout.speech_gpu}")]
-    flags = {"thinker": thinker, "talker": speech, "code2wav": speech}
-    for stage, extra in flags.items():
-        if all(share.stage != stage for share in budget.shares):
-            continue
-        named = [
-            (name.lower().replace("_", "-").removeprefix(f"{stage}-"), value)
-            for name, value in budget.settings.items()
-            if name.startswith(f"{stage.upper()}_")
-        ]
-        for name, value in (*extra, *named):
-            yield f"--{stage}-arg=--{name}={value}"
+    """Yields flags of `quartet up`."""
+    ranks, speech = f"tensor-parallel-size={budget.layout.tensor_parallel}", f"device=cuda:{budget.layout.speech_gpu}"
+    for stage, place in {"thinker": ranks, "talker": speech, "code2wav": speech}.items():
+        if any(share.stage == stage for share in budget.shares):
+            yield f"--{stage}-arg=--{place}"
+        for variable, value in budget.settings.items():
+            prefix, _, name = variable.lower().replace("_", "-").partition("-")
+            if prefix == stage:
+                yield f"--{stage}-arg=--{name}={value}"
 
 
 def table(sizes: Sizes, demand: Demand) -> Iterator[str]:
-    """Writes the table of docs/gpus.md: each cell has the layout and the KV cache in thousands of tokens."""
+    """Yields the table of docs/gpus.md: layouts, and KV caches in thousands of tokens."""
     yield "| GPUs | " + " | ".join(str(gpus) for gpus in range(1, MOST_GPUS + 1)) + " |"
     yield "|---" * (MOST_GPUS + 1) + "|"
     for name, memory_mib in GPUS.items():

@@ -4,7 +4,7 @@ import datetime
 import inspect
 import ipaddress
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -25,65 +25,49 @@ _CLOCK_SKEW = datetime.timedelta(minutes=5)
 class Authority:
     def __init__(self, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
         self._certificate, self._key = certificate, key
+        self.certificate_pem, self.key_pem = certificate.public_bytes(Encoding.PEM), _key_pem(key)
 
     @classmethod
     def create(cls) -> "Authority":
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Quartet CA")])
-        usage = _key_usage("key_cert_sign", "crl_sign")
-        certificate = (
-            _builder(name, name, key.public_key(), CA_VALID_FOR)
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(usage, critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .sign(key, hashes.SHA256())
-        )
-        return cls(certificate, key)
+        name = _name("Quartet CA")
+        extensions = {
+            x509.BasicConstraints(ca=True, path_length=0): True,
+            _key_usage("key_cert_sign", "crl_sign"): True,
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()): False,
+        }
+        return cls(_signed(name, key.public_key(), CA_VALID_FOR, extensions, name, key), key)
 
     @classmethod
     def load(cls, certificate_file: Path, key_file: Path) -> "Authority":
-        """Reads a CA from its files. Raises OSError or ValueError."""
+        """Raises OSError or ValueError."""
         key = load_pem_private_key(key_file.read_bytes(), password=None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ValueError(f"{key_file} is no key that `quartet tls` made")
         return cls(x509.load_pem_x509_certificate(certificate_file.read_bytes()), key)
 
-    @property
-    def certificate_pem(self) -> bytes:
-        return self._certificate.public_bytes(Encoding.PEM)
-
-    @property
-    def key_pem(self) -> bytes:
-        return _key_pem(self._key)
-
     def issue(self, hosts: Sequence[str], valid_for: datetime.timedelta) -> tuple[bytes, bytes]:
-        """Returns (certificate, key) in PEM for a process at `hosts`, names or addresses. Raises ValueError."""
+        """Returns (certificate, key) in PEM. `hosts` are names or addresses. Raises ValueError."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0])])
-        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        certificate = (
-            _builder(subject, self._certificate.subject, key.public_key(), valid_for)
-            .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage("digital_signature"), critical=True)
-            .add_extension(usage, critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
+        extensions = {
+            x509.SubjectAlternativeName([_general_name(host) for host in hosts]): False,
+            x509.BasicConstraints(ca=False, path_length=None): True,
+            _key_usage("digital_signature"): True,
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]): False,
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()): False,
+        }
+        issuer = self._certificate.subject
+        certificate = _signed(_name(hosts[0]), key.public_key(), valid_for, extensions, issuer, self._key)
         return certificate.public_bytes(Encoding.PEM), _key_pem(key)
 
 
 def make_certificates(directory: Path, hosts: Iterable[str], days: int, processes: Sequence[str] = PROCESSES) -> bool:
-    """Writes a CA, unless it is there, and each process's certificate, key and CA into `directory`.
+    """Writes each process's certificate, key and CA into `directory`. A CA that is there is kept.
 
     Args:
         hosts: names and addresses of every certificate, beside its process's name and this machine.
 
-    Returns:
-        Whether the CA is new.
-
-    Raises:
-        OSError, ValueError: a file or a host is at fault.
+    Returns whether the CA is new. Raises OSError, ValueError.
     """
     files = directory / "ca.crt", directory / "ca.key"
     is_new = not files[1].exists()
@@ -100,19 +84,26 @@ def make_certificates(directory: Path, hosts: Iterable[str], days: int, processe
     return is_new
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, valid_for: datetime.timedelta
-) -> x509.CertificateBuilder:
+def _signed(
+    subject: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    valid_for: datetime.timedelta,
+    extensions: Mapping[x509.ExtensionType, bool],
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    """`extensions`: each with whether it is critical."""
     now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now + min(valid_for, datetime.timedelta()) - _CLOCK_SKEW)
-        .not_valid_after(now + valid_for)
-    )
+    begin = now + min(valid_for, datetime.timedelta()) - _CLOCK_SKEW
+    builder = x509.CertificateBuilder(issuer, subject, public_key, x509.random_serial_number())
+    builder = builder.not_valid_before(begin).not_valid_after(now + valid_for)
+    for extension, is_critical in extensions.items():
+        builder = builder.add_extension(extension, is_critical)
+    return builder.sign(issuer_key, hashes.SHA256())
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
 
 
 def _key_usage(*granted: str) -> x509.KeyUsage:
@@ -131,7 +122,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(file: Path, content: bytes, mode: int) -> None:
-    """Replaces the file at once: a process that reads it never sees a part."""
+    """Replaces the file at once: no process reads a part of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.part")
     part.unlink(missing_ok=True)

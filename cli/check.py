@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from cli.budget import GIB
-from cli.checkpoints import check_files, check_hub, no_permission
+from cli.checkpoints import check_hub, no_permission
 from cli.doctor.system import SHARED_MEMORY, memory_bytes
 from cli.plan import DIFFUSION, GATEWAY, LaunchError, LaunchOptions, PlannedStage, UsageError, is_diffusion
 from cli.ports import holder
+from cli.sizes import read_header
 from gateway.access.api_keys import read_key_file
 from gateway.settings import GatewaySettings
 from gateway.yaml_source import YamlError
@@ -32,12 +33,7 @@ _HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def check(options: LaunchOptions, stages: Sequence[PlannedStage]) -> None:
-    """Checks all that the flags name.
-
-    Raises:
-        UsageError: a checkpoint, a file or a flag for a process is at fault.
-        LaunchError: the port is taken, or the weights exceed this machine's memory.
-    """
+    """Checks all that the flags name. Raises LaunchError."""
     for kind in {stage.kind for stage in stages}:
         check_machine(kind)
     for stage in stages:
@@ -51,39 +47,38 @@ def check(options: LaunchOptions, stages: Sequence[PlannedStage]) -> None:
 
 
 def check_model(flag: str, model: str, kind: str) -> None:
-    """Checks a directory's config, or the form of a hub id. Raises UsageError."""
+    """Raises UsageError; LaunchError: the disk is full."""
     folder = Path(resolve(model))
     try:
-        _check_model(flag, model, kind, folder)
+        if folder.is_dir():
+            _check_config(model, kind, folder)
+            for file in sorted(folder.rglob("*.safetensors")):
+                read_header(file)
+        elif _HUB_ID.fullmatch(model):
+            check_hub(flag, model, "model_index.json" if kind in DIFFUSION else "config.json")
+        else:
+            raise ValueError(f"there is no such directory, and a hub id is NAMESPACE/NAME; with Quartet comes {OMNI}")
     except OSError as error:
         raise UsageError(f"{flag} {model}: {no_permission(folder, error)}") from None
+    except ValueError as error:
+        raise UsageError(f"{flag} {model}: {error}") from None
 
 
-def _check_model(flag: str, model: str, kind: str, folder: Path) -> None:
-    if not folder.is_dir():
-        if not _HUB_ID.fullmatch(model):
-            raise UsageError(
-                f"{flag} {model}: there is no such directory, and a hub id is NAMESPACE/NAME; with Quartet comes {OMNI}"
-            )
-        check_hub(flag, model, "model_index.json" if kind in DIFFUSION else "config.json")
-        return
+def _check_config(model: str, kind: str, folder: Path) -> None:
+    """Raises OSError, ValueError."""
     if kind in DIFFUSION:
         if not is_diffusion(model):
-            raise UsageError(f"{flag} {model}: has no model_index.json: it is no checkpoint of diffusers")
-    else:
-        try:
-            config = read_config(folder)
-            family = family_of(config)
-        except ValueError as error:
-            raise UsageError(f"{flag} {model}: {error}") from None
-        if kind not in family.stages(config):
-            served = f": give --pipeline {Path(pipeline).stem}" if (pipeline := family.pipeline_of(config)) else ""
-            raise UsageError(f"{flag} {model}: this checkpoint has no {kind}{served}")
-    check_files(flag, model, folder)
+            raise ValueError("has no model_index.json: it is no checkpoint of diffusers")
+        return
+    config = read_config(folder)
+    family = family_of(config)
+    if kind not in family.stages(config):
+        served = f": give --pipeline {Path(pipeline).stem}" if (pipeline := family.pipeline_of(config)) else ""
+        raise ValueError(f"this checkpoint has no {kind}{served}")
 
 
 def check_machine(kind: str) -> None:
-    """Checks what a stage of `kind` needs of this machine beside memory. Raises LaunchError."""
+    """Checks for what a stage needs beside memory. Raises LaunchError."""
     if kind == "thinker" and not has_gpu() and (lacks := cpu.lacks()):
         raise LaunchError(f"{kind}: {lacks}")
     if sys.platform == "linux":
@@ -98,15 +93,14 @@ def check_machine(kind: str) -> None:
 
 
 def stage_settings(kind: str, model: str, flags: Sequence[str]) -> Any:
-    """Reads a stage's settings from `flags` and the environment. Imports no engine. Raises ValueError."""
+    """Reads a stage's settings without its engine. Raises ValueError."""
     settings = getattr(import_module(f"services.{kind}.config"), f"{kind.title()}Settings")  # e.g. Code2WavSettings
     return _load(settings, ["--model", model, *flags])
 
 
 def _load(cls: type[Settings], flags: Sequence[str]) -> Settings:
-    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(output):
+        with contextlib.redirect_stderr(io.StringIO()) as output:
             return cls.load(list(flags))
     except SystemExit as error:
         if not error.code:  # --help, which has been printed
@@ -151,7 +145,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _check_memory(models: Iterable[str]) -> None:
-    """Checks directories only: the sizes on the hub are unknown."""
+    """Directories only: the sizes on the hub are unknown."""
     files = (file for model in models for file in Path(resolve(model)).rglob("*.safetensors"))
     needed = HOST_BYTES + sum(file.stat().st_size for file in files)
     if needed > memory_bytes():
@@ -165,5 +159,5 @@ def too_large(
 
 
 def has_gpu() -> bool:
-    """Returns whether NVIDIA's driver is there."""
+    """Whether NVIDIA's driver is there."""
     return Path("/dev/nvidiactl").exists()

@@ -7,6 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from cli.generation import AUDIO_FORMATS, IMAGE_FORMATS, VIDEO_FORMATS, Image, client_with_bar, make_images, make_video
+from cli.http import check, connect, files, given, model_that, written
+
 Prompt = Annotated[str, typer.Argument(help="what to make")]
 Url = Annotated[str, typer.Option(help="address of the gateway")]
 ApiKey = Annotated[
@@ -30,6 +33,10 @@ _MEMBERS = ("prompt", "n", "size", "seconds", "steps", "guidance", "negative", "
 _RENAMED = {"steps": "num_inference_steps", "guidance": "guidance_scale", "negative": "negative_prompt"}
 
 
+def file_option(help: str, *names: str) -> Any:
+    return typer.Option(*names, exists=True, dir_okay=False, help=help)
+
+
 def image(
     ctx: typer.Context,
     prompt: Prompt,
@@ -41,34 +48,27 @@ def image(
     guidance: Guidance = None,
     negative: Negative = None,
     seed: Seed = None,
-    image: Annotated[
-        list[Path] | None, typer.Option(exists=True, dir_okay=False, help="to start from; may be repeated")
-    ] = None,
-    mask: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="transparent where --image is drawn anew")
-    ] = None,
+    image: Annotated[list[Path] | None, file_option("to start from; may be repeated")] = None,
+    mask: Annotated[Path | None, file_option("transparent where --image is drawn anew")] = None,
     lora: Lora = None,
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make images from a prompt, or from other images."""
-    from cli.generation import IMAGE_FORMATS, Image, client_with_bar, make_images
-    from cli.http import files
-
     file_format = format_by_suffix(out, IMAGE_FORMATS)
     if mask and not image:
         raise typer.BadParameter("needs --image, the image it is a mask of", param_hint="--mask")
     body = _body(ctx.params, output_format=file_format)
-    written: dict[int, Image] = {}
+    made: dict[int, Image] = {}
     try:
         with client_with_bar("waiting", url, api_key) as (client, report):
             uploads = files("image[]", image or ()) + files("mask", [mask] if mask else ())
             for result in make_images(client, body, uploads, report):
                 _numbered(out, result.output, n).write_bytes(result.content)
-                written[result.output] = result
+                made[result.output] = result
     finally:
-        for output, result in sorted(written.items()):  # also those of a request that failed or was given up
+        for output, result in sorted(made.items()):  # also those of a request that failed or was given up
             typer.echo(f"wrote {_numbered(out, output, n)}: {result.size}, seed {result.seed}")
-    last = max(written.values(), key=lambda result: result.total_ms)
+    last = max(made.values(), key=lambda result: result.total_ms)
     typer.echo(f"{last.num_inference_steps} steps, {last.total_ms / 1000:.1f} s", err=True)
 
 
@@ -77,7 +77,7 @@ def video(
     prompt: Prompt,
     out: Annotated[Path, typer.Option(help=".mp4 file")],
     url: Url = LOCAL,
-    image: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="the first frame")] = None,
+    image: Annotated[Path | None, file_option("the first frame")] = None,
     seconds: Seconds = None,
     frames: Annotated[int | None, typer.Option(help="length in frames, instead of --seconds")] = None,
     size: Size = None,
@@ -89,9 +89,6 @@ def video(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a video. Ctrl-C gives it up there, too."""
-    from cli.generation import VIDEO_FORMATS, client_with_bar, make_video
-    from cli.http import files
-
     format_by_suffix(out, VIDEO_FORMATS)
     if seconds is not None and frames is not None:
         raise typer.BadParameter("says the same as --seconds; give one of the two", param_hint="--frames")
@@ -117,9 +114,6 @@ def sound(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server make a sound."""
-    from cli.generation import AUDIO_FORMATS, client_with_bar
-    from cli.http import check
-
     response_format = format_by_suffix(out, AUDIO_FORMATS)
     body = _body(ctx.params, response_format=response_format)
     with client_with_bar("making the sound", url, api_key) as (client, _):
@@ -143,14 +137,11 @@ def say(
 ) -> None:
     """Have a running server speak a text."""
     from cli import say as spoken
-    from cli.generation import AUDIO_FORMATS, client_with_bar
-    from cli.http import connect
 
     if out is None and sys.stdout.isatty():
         reason = "is missing: a terminal plays no sound. Name a file, or pipe it into a player"
         raise typer.BadParameter(reason, param_hint="--out")
-    given = {"voice": voice, "language": language, "instructions": instructions, "seed": seed, "speed": speed}
-    settings = {name: value for name, value in given.items() if value is not None}
+    settings = given(voice=voice, language=language, instructions=instructions, seed=seed, speed=speed)
     settings["response_format"] = "wav" if out is None else format_by_suffix(out, AUDIO_FORMATS)
     if text == "-":  # no bar: somebody may be typing on that terminal
         with connect(url, api_key) as client:
@@ -175,16 +166,11 @@ def transcribe(
     api_key: ApiKey = None,
 ) -> None:
     """Have a running server transcribe speech, with times if the format has them."""
-    from cli.generation import client_with_bar
-    from cli.http import check, files, written
-    from cli.say import model_that
-
     path = f"/v1/audio/{'translations' if translate else 'transcriptions'}"
-    fields = {"response_format": format, "language": language, "prompt": prompt}
+    form = given(response_format=format, language=language, prompt=prompt)
     with client_with_bar("sending", url, api_key) as (client, report):
-        fields["model"] = model_that(client, "hears", lambda facts: "audio" in facts["input_modalities"])
+        form["model"] = model_that(client, "hears", lambda facts: "audio" in facts["input_modalities"])
         report("listening", None)
-        form = {name: value for name, value in fields.items() if value is not None}
         response = check(client.post(path, data=form, files=files("file", [file])))
     with written(out) as text:
         text.write(response.content)
@@ -193,16 +179,12 @@ def transcribe(
 
 
 def _body(flags: Mapping[str, Any], **own: Any) -> dict[str, Any]:
-    """Builds a request's body; leaves out what has no value."""
-    members = {_RENAMED.get(flag, flag): flags.get(flag) for flag in _MEMBERS} | {
-        "lora": _weights(flags["lora"]),
-        **own,
-    }
-    return {name: value for name, value in members.items() if value is not None}
+    members = {_RENAMED.get(flag, flag): flags.get(flag) for flag in _MEMBERS}
+    return given(**members, lora=_weights(flags["lora"]), **own)
 
 
 def format_by_suffix(out: Path, formats: dict[str, Any]) -> str:
-    """Returns the format of --out. Raises BadParameter: the file could not be written."""
+    """Raises BadParameter: --out cannot be written."""
     if out.suffix.lower() not in formats:
         raise typer.BadParameter(f"{out.name!r} must end in one of {' '.join(formats)}", param_hint="--out")
     if not out.absolute().parent.is_dir():
@@ -211,7 +193,7 @@ def format_by_suffix(out: Path, formats: dict[str, Any]) -> str:
 
 
 def _numbered(file: Path, output: int, count: int) -> Path:
-    """Returns a.png, or of several outputs a-1.png, a-2.png and so on."""
+    """a.png; of several outputs a-1.png, a-2.png and so on."""
     return file if count == 1 else file.with_name(f"{file.stem}-{output + 1}{file.suffix}")
 
 

@@ -1,6 +1,8 @@
 """`quartet demo`: asks the shipped models aloud, about an image and in writing, and generates an image."""
 
+import contextlib
 import io
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +16,15 @@ from rich.table import Table
 from cli.chat import ChatAnswer, ask, part, write_wav
 from cli.generation import Image as MadeImage
 from cli.generation import make_images
-from cli.http import check, connect
+from cli.http import check, connect, files
 from cli.plan import demo_options
 from cli.ports import free_ports
-from cli.run_files import removed, temporary
+from cli.run_files import temporary
 from cli.terminal import CommandError, bar
 from cli.up import running
 
 ASSETS = Path(__file__).parent / "assets"
+SPEECH, SHAPES = ASSETS / "sum.wav", ASSETS / "shapes.png"
 PHASES = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")
 IMAGE_PROMPT = "a yellow cross on a blue ground"
 IMAGE_COLOURS = ((240, 210, 30), (31, 80, 200))  # the shades of the model's yellow and blue
@@ -33,55 +36,40 @@ STOP_GRACE_S = 3.0  # nobody else's requests are under way, and whoever presses 
 console = Console()
 
 
-class DemoError(CommandError):
-    """The demo's output is wrong."""
-
-
 @dataclass(frozen=True)
 class Question:
-    """One of the demo's questions and its right answer.
+    """A question and its right answer; `follows`: it continues the previous conversation."""
 
-    Attributes:
-        shown: what the terminal shows.
-        follows: whether it continues the previous conversation.
-    """
-
-    shown: str
-    content: list[dict[str, Any]]
+    text: str
     answer: str
     follows: bool = False
+    image: Path | None = None
+    recording: Path | None = None
+
+    @property
+    def shown(self) -> str:
+        if self.recording is not None:
+            return f"aloud, {self.recording}"
+        return self.text if self.image is None else f"{self.text} ({self.image})"
+
+    @property
+    def content(self) -> list[dict[str, Any]]:
+        if self.recording is not None:
+            return [part("audio", self.recording)]
+        text = {"type": "text", "text": self.text}
+        return [text] if self.image is None else [part("image", self.image), text]
 
 
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
-
-
-def questions() -> list[Question]:
-    """Lists the questions in order; the first one is a recording."""
-    image = part("image", ASSETS / "shapes.png")
-    return [
-        Question(f"aloud, {ASSETS / 'sum.wav'}", [part("audio", ASSETS / "sum.wav")], "Seven plus five is twelve."),
-        Question("And minus four?", [_text("And minus four?")], "Twelve minus four is eight.", follows=True),
-        Question(
-            f"What do you see? ({ASSETS / 'shapes.png'})",
-            [image, _text("What do you see?")],
-            "I see two blue circles and a yellow star.",
-        ),
-        Question(
-            "What is the capital of Italy?",
-            [_text("What is the capital of Italy?")],
-            "The capital of Italy is Rome.",
-        ),
-    ]
+QUESTIONS = (
+    Question("What is seven plus five?", "Seven plus five is twelve.", recording=SPEECH),
+    Question("And minus four?", "Twelve minus four is eight.", follows=True),
+    Question("What do you see?", "I see two blue circles and a yellow star.", image=SHAPES),
+    Question("What is the capital of Italy?", "The capital of Italy is Rome."),
+)
 
 
 def run(seed: int, port: int | None, out: Path, image_file: Path, *, verbose: bool = False) -> None:
-    """Runs the demo; writes the last answer's speech to `out` and the generated image to `image_file`.
-
-    Raises:
-        LaunchError, ServerError: the system did not start or answer.
-        DemoError: an answer, the speech or the image is wrong.
-    """
+    """Raises CommandError: the system did not start, or its output is wrong."""
     scratch = temporary("quartet-demo-")
     options = demo_options(
         port=port or free_ports(1)[0],
@@ -90,20 +78,19 @@ def run(seed: int, port: int | None, out: Path, image_file: Path, *, verbose: bo
         stage_arguments={"gateway": [f"--jobs-dir={scratch}/jobs"]},
         verbose=verbose,
     )
-    with (
-        removed(scratch),
-        running(options, STOP_GRACE_S) as stack,
-        connect(stack.url) as client,
-    ):
-        console.print(f"heard in {ASSETS / 'sum.wav'}: [bold]{_transcript(client)}[/bold]\n")
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        system = stack.enter_context(running(options, STOP_GRACE_S))
+        client = stack.enter_context(connect(system.url))
+        console.print(f"heard in {SPEECH}: [bold]{_transcript(client)}[/bold]\n")
         answers = _converse(client, seed)
         image = _make_image(client, seed)
     write_wav(answers[-1], out)
     image_file.write_bytes(image.content)
-    for question, answer in zip(questions(), answers, strict=True):
+    for question, answer in zip(QUESTIONS, answers, strict=True):
         _check_speech(answer)
         if answer.text != question.answer:
-            raise DemoError(f"{question.shown}: {answer.text!r} is wrong; {question.answer!r} is right")
+            raise CommandError(f"{question.shown}: {answer.text!r} is wrong; {question.answer!r} is right")
     _check_image(image)
     answer = answers[-1]
     console.print(_table(answer, image))
@@ -120,10 +107,8 @@ def run(seed: int, port: int | None, out: Path, image_file: Path, *, verbose: bo
 
 
 def _transcript(client: httpx.Client) -> str:
-    file = ASSETS / "sum.wav"
-    files = {"file": (file.name, file.read_bytes(), "audio/wav")}
-    model = check(client.get("/v1/models")).json()["data"][0]["id"]
-    return check(client.post("/v1/audio/transcriptions", files=files, data={"model": model})).json()["text"]
+    form = {"model": check(client.get("/v1/models")).json()["data"][0]["id"]}
+    return check(client.post("/v1/audio/transcriptions", data=form, files=files("file", [SPEECH]))).json()["text"]
 
 
 def _converse(client: httpx.Client, seed: int) -> list[ChatAnswer]:
@@ -136,19 +121,13 @@ def _converse(client: httpx.Client, seed: int) -> list[ChatAnswer]:
     }
     answers: list[ChatAnswer] = []
     before: list[dict[str, Any]] = []
-    for question in questions():
+    for question in QUESTIONS:
         before = before if question.follows else []
         console.print(f"[bold]{question.shown}[/bold]")
-        answer = ask(
-            client,
-            question.content,
-            settings,
-            on_text=lambda text: console.out(text, end="", highlight=False),
-            before=before,
-        )
+        messages = [*before, {"role": "user", "content": question.content}]
+        answer = ask(client, messages, settings, lambda text: console.out(text, end="", highlight=False))
         console.print(f"   [dim]{answer.audio_s:.1f} s of speech, the first after {answer.ttfa_ms or 0:.0f} ms[/dim]\n")
-        before = [*before, {"role": "user", "content": question.content}]
-        before.append({"role": "assistant", "content": answer.text})
+        before = [*messages, {"role": "assistant", "content": answer.text}]
         answers.append(answer)
     return answers
 
@@ -165,21 +144,21 @@ def _check_speech(answer: ChatAnswer) -> None:
     samples = np.frombuffer(answer.pcm, np.int16)
     expected = answer.frames * answer.facts["samples_per_frame"] - answer.facts["trimmed_samples"]
     if len(samples) != expected:
-        raise DemoError(f"{answer.frames} frames came to {len(samples)} samples; {expected} were expected")
+        raise CommandError(f"{answer.frames} frames came to {len(samples)} samples; {expected} were expected")
     if np.abs(samples.astype(np.int32)).max() < 100:
-        raise DemoError("the speech is silent")
+        raise CommandError("the speech is silent")
 
 
 def _check_image(image: MadeImage) -> None:
-    """Checks the cross's colour in the middle and the ground's at the edges."""
+    """Checks for a cross of its colour, and the ground's colour at the edges."""
     try:
         pixels = np.asarray(Image.open(io.BytesIO(image.content)).convert("RGB")).astype(int)
     except OSError as error:
-        raise DemoError(f"the picture's file is broken: {error}") from None
+        raise CommandError(f"the picture's file is broken: {error}") from None
     cross, ground = (np.abs(pixels - colour).max(axis=2) < _NEAR for colour in IMAGE_COLOURS)
     edges = np.concatenate((ground[0], ground[-1], ground[:, 0], ground[:, -1]))
     if edges.mean() < 0.9 or not 0.02 < cross.mean() < 0.6:
-        raise DemoError(
+        raise CommandError(
             f"the picture is not {IMAGE_PROMPT}: {cross.mean():.0%} of it is yellow, "
             f"{edges.mean():.0%} of its edges are blue"
         )

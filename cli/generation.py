@@ -23,8 +23,8 @@ DELETE_S = 10.0
 
 @dataclass(frozen=True)
 class Image:
-    """A finished image: `content` is its file, `size` is "WIDTHxHEIGHT", `output` counts from 0. `total_ms` counts from
-    before the request. Only the request's last image has its number of steps and the dit's `timings` in milliseconds.
+    """`content` is a file, `size` is "WIDTHxHEIGHT", `output` counts from 0. Only the last image has a number of steps
+    and the dit's `timings` in milliseconds.
     """
 
     output: int
@@ -38,7 +38,7 @@ class Image:
 
 @contextlib.contextmanager
 def client_with_bar(what: str, url: str, api_key: str | None) -> Iterator[tuple[httpx.Client, Report]]:
-    """Connects to `url` and shows a progress bar, which says `what` at first. Raises CommandError."""
+    """Shows a progress bar, which says `what` at first. Raises CommandError."""
     try:
         with bar(what) as report, connect(url, api_key) as client:
             yield client, report
@@ -47,11 +47,11 @@ def client_with_bar(what: str, url: str, api_key: str | None) -> Iterator[tuple[
 
 
 def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[File], report: Report) -> Iterator[Image]:
-    """Requests images and yields each as soon as it is finished. Raises ServerError.
+    """Yields each image as soon as it is finished. Raises ServerError.
 
     Args:
         body: members of POST /v1/images/generations.
-        uploads: images to start from, and a mask of the first; none: the prompt alone.
+        uploads: images to start from, and a mask of the first.
         report: gets the steps of all images together.
     """
     wanted = body.get("n", 1)
@@ -78,14 +78,11 @@ def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[Fi
 def make_video(
     client: httpx.Client, body: dict[str, Any], uploads: Sequence[File], report: Report, out: Path
 ) -> dict[str, Any]:
-    """Has a video job made and writes its file to `out`; ctrl-C deletes the job. Returns the finished video's object.
+    """Writes a video to `out`; ctrl-C deletes the job. Returns the video's object. Raises ServerError, OSError.
 
     Args:
         body: members of POST /v1/videos.
         uploads: the first frame, if any.
-
-    Raises:
-        ServerError, OSError
     """
     video = check(client.post("/v1/videos", **payload(body, uploads))).json()
     path = f"/v1/videos/{video['id']}"
@@ -103,7 +100,6 @@ def make_video(
 
 
 def _until_ended(client: httpx.Client, video: dict[str, Any], report: Report) -> dict[str, Any]:
-    """Polls the video until it is completed or failed."""
     answered_s = time.monotonic()
     while video["status"] in ("queued", "in_progress"):
         if video["status"] == "queued":

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +23,7 @@ class ServerError(CommandError):
 
 @contextlib.contextmanager
 def connect(url: str, api_key: str | None = None) -> Iterator[httpx.Client]:
-    """Opens a client of the server at `url`. Raises ServerError."""
+    """Raises ServerError, also in the block."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     with reaching(url), httpx.Client(base_url=url, timeout=TIMEOUT, headers=headers) as client:
         yield client
@@ -34,7 +34,7 @@ def address(client: httpx.Client, path: str = "") -> str:
 
 
 def socket_of(client: httpx.Client, path: str) -> tuple[str, dict[str, str]]:
-    """Returns URL and headers of a WebSocket to `path`."""
+    """Returns URL and headers of a WebSocket."""
     key = client.headers.get("authorization")
     return f"ws{address(client, path).removeprefix('http')}", {"authorization": key} if key else {}
 
@@ -49,7 +49,7 @@ def reaching(url: str) -> Iterator[None]:
 
 
 def message(body: Mapping[str, Any]) -> str:
-    """Returns the text of an error body, with the parameter at fault."""
+    """Returns the text of an error body, with its parameter."""
     error = body["error"]
     param = error.get("param")
     return error["message"] if not param or error["message"].startswith(f"{param}:") else f"{param}: {error['message']}"
@@ -66,6 +66,14 @@ def check(response: httpx.Response) -> httpx.Response:
     raise ServerError(text)
 
 
+def model_that(client: httpx.Client, does: str, fits: Callable[[dict[str, Any]], object]) -> str:
+    """Returns the first model whose facts fit. Raises ServerError: none `does` it."""
+    for model in check(client.get("/v1/models")).json()["data"]:
+        if fits(model["quartet"]):
+            return model["id"]
+    raise ServerError(f"{address(client)} has no model that {does}")
+
+
 def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
     """Yields the server-sent events of a response. Raises ServerError."""
     for line in check(response).iter_lines():
@@ -78,7 +86,7 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def written(out: Path | None) -> Iterator[BinaryIO]:
-    """Opens `out`, or stdout for None. A block that fails leaves no file."""
+    """Opens `out`, or stdout. A block that fails leaves no file."""
     if out is None:
         yield sys.stdout.buffer
         return
@@ -92,7 +100,7 @@ def written(out: Path | None) -> Iterator[BinaryIO]:
 
 
 def download(client: httpx.Client, method: str, path: str, out: Path | None, **request: Any) -> None:
-    """Writes a response's body to `out` as it comes; None: stdout. Raises ServerError, OSError."""
+    """Writes a response's body as it comes. Raises ServerError, OSError."""
     with client.stream(method, path, **request) as response, written(out) as file:
         for block in check(response).iter_bytes(_BLOCK_BYTES):
             file.write(block)
@@ -100,8 +108,13 @@ def download(client: httpx.Client, method: str, path: str, out: Path | None, **r
 
 
 def files(field: str, paths: Sequence[Path]) -> list[File]:
-    """Reads files of a form. Raises OSError."""
+    """Raises OSError."""
     return [(field, (path.name, path.read_bytes())) for path in paths]
+
+
+def given(**members: Any) -> dict[str, Any]:
+    """Returns the members that have a value."""
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def payload(body: Mapping[str, Any], uploads: Sequence[File]) -> dict[str, Any]:

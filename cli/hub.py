@@ -1,6 +1,5 @@
 """Fetches files from the model hub, without its client's half minute of retries."""
 
-import os
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,17 +10,8 @@ from services.common.rpc.probe import listens
 CONNECT_S = 5.0
 
 
-def is_allowed() -> bool:
-    """Returns whether the environment allows requests to the hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("", "0", "false", "no", "off")
-
-
 def fetched(model: str, file: str) -> Path:
-    """Returns the path of `file` of `model`, fetched once a process if needed.
-
-    Raises:
-        Exception: whatever the hub's client raises.
-    """
+    """Fetches a file once a process, if needed. Raises whatever the hub's client raises."""
     found = _fetch(model, file)
     if isinstance(found, Exception):
         raise found
@@ -40,7 +30,7 @@ def _fetch(model: str, file: str) -> Path | Exception:
 
 @cache
 def is_reached() -> bool:
-    """Returns whether the hub takes connections; assumes so behind a proxy."""
+    """Whether the hub takes connections; assumed behind a proxy."""
     from huggingface_hub import constants
 
     parts = urlsplit(constants.ENDPOINT)

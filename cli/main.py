@@ -8,15 +8,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cli.create import LOCAL, ApiKey, Url, image, say, sound, transcribe, video
+from cli.chat import ask, part, write_wav
+from cli.create import LOCAL, ApiKey, Url, file_option, image, say, sound, transcribe, video
 from cli.hardware import StageFlags, budget, doctor
+from cli.http import connect, given
 from cli.profile import profile, trace
 from cli.talk import talk
 from cli.terminal import CommandError, Commands
 from cli.tiny import ARCHS, make_checkpoint
 from cli.voice import app as voice_commands
 
-Media = Annotated[list[Path] | None, typer.Option(exists=True, dir_okay=False, help="may be repeated")]
+Media = Annotated[list[Path] | None, file_option("may be repeated")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="show the end of the log of a process that cannot start")]
 Pipeline = Annotated[
     Path | None, typer.Option(help="YAML file, or name of a shipped one; default: that of the model's family")
@@ -132,22 +134,18 @@ def chat(
     api_key: ApiKey = None,
 ) -> None:
     """Ask a running server; the text streams to the terminal, the speech to --out."""
-    from cli.chat import ask, part, write_wav
-    from cli.http import connect
-
     if voice and not out:
         raise typer.BadParameter("needs --out, the file for the speech", param_hint="--voice")
-    media = [("image", image), ("audio", audio), ("video", video)]
-    content: list[dict[str, Any]] = [part(kind, file) for kind, files in media for file in files or ()]
-    content.append({"type": "text", "text": question})
-    settings: dict[str, Any] = {"max_tokens": max_tokens} if max_tokens else {}
+    media = {"image": image, "audio": audio, "video": video}
+    content = [part(kind, file) for kind, files in media.items() for file in files or ()]
+    messages = [{"role": "user", "content": [*content, {"type": "text", "text": question}]}]
+    settings = given(max_tokens=max_tokens)
     if out:
-        speech = {"format": "pcm16"} | ({"voice": voice} if voice else {})
-        settings |= {"modalities": ["text", "audio"], "audio": speech}
+        settings |= {"modalities": ["text", "audio"], "audio": given(format="pcm16", voice=voice)}
     with connect(url, api_key) as client:
         answer = ask(
             client,
-            content,
+            messages,
             settings,
             on_text=lambda text: typer.echo(text, nl=False),
             on_thought=lambda text: typer.secho(text, nl=False, dim=True, err=True),
@@ -198,6 +196,7 @@ def demo(
 
 @app.command()
 def key(
+    ctx: typer.Context,
     name: Annotated[str, typer.Argument(help="of who gets it; in logs and metrics")],
     max_concurrent_requests: Annotated[int | None, typer.Option(min=1, help="default: no limit")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1, help="default: no limit")] = None,
@@ -210,15 +209,10 @@ def key(
 
     secret = new_key()
     try:
-        entry = ApiKeyEntry(
-            name=name,
-            sha256=digest(secret),
-            max_concurrent_requests=max_concurrent_requests,
-            requests_per_minute=requests_per_minute,
-            admin=admin,
-        )
+        entry = ApiKeyEntry(sha256=digest(secret), **ctx.params)
     except ValidationError as error:
-        raise typer.BadParameter(error.errors()[0]["msg"], param_hint=str(error.errors()[0]["loc"][0])) from None
+        fault = error.errors()[0]
+        raise typer.BadParameter(fault["msg"], param_hint=str(fault["loc"][0])) from None
     typer.echo(f"the key, which is not kept anywhere: {secret}", err=True)
     typer.echo("below `keys:` in the gateway's --api-keys-file:", err=True)
     members = [f'{field}: "{value}"' if field == "sha256" else f"{field}: {value}" for field, value in entry if value]

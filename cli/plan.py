@@ -7,7 +7,7 @@ from typing import Any
 
 from cli import hub
 from cli.terminal import CommandError
-from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.config import StageConfig, load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.yaml_source import YamlError
@@ -22,7 +22,7 @@ DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 
 
 class LaunchError(CommandError):
-    """A process cannot start; the message has cause and remedy, `details` the end of its log."""
+    """A process cannot start; `details` has the end of its log."""
 
 
 class UsageError(LaunchError):
@@ -33,7 +33,7 @@ class UsageError(LaunchError):
 
 @dataclass
 class Tls:
-    """TLS settings of all processes; see `services.common.rpc.settings.TlsSettings`."""
+    """TLS settings of all processes."""
 
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -46,8 +46,7 @@ class Tls:
 
     @property
     def flags(self) -> list[str]:
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        return [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        return [f"--{name.replace('_', '-')}={value}" for name, value in vars(self).items() if value is not None]
 
 
 @dataclass
@@ -56,11 +55,11 @@ class LaunchOptions:
 
     Attributes:
         model: checkpoint of every stage: a directory, a hub id, or a shipped model's name.
-        dit_model: checkpoint of the diffusion stages where they stand beside others.
         host, port: of the HTTP API.
         pipeline: a file, or the name of a shipped one.
         run_directory: gets the logs and state.json; None: a temporary one.
         stage_arguments: further flags by the kind of stage, or "gateway".
+        dit_model: checkpoint of the diffusion stages beside others.
         temporary: gets temporary files and is removed however the system ends; may hold the run directory.
         verbose: adds the log's end to a failed start's error.
     """
@@ -83,19 +82,16 @@ class LaunchOptions:
 
     @property
     def gateway_flags(self) -> list[str]:
-        """The gateway's flags, without the stages' addresses."""
+        """Without the stages' addresses."""
         keys = [f"--api-keys-file={self.api_keys_file}"] if self.api_keys_file else []
         own = ["--host", self.host, "--port", str(self.port), "--pipeline", str(self.pipeline)]
         return [*own, *keys, *self.tls.flags, *self.stage_arguments.get(GATEWAY, ())]
 
 
 def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> LaunchOptions:
-    """Options of a system of the shipped models; `dit_model` replaces the painter."""
+    """Options of the shipped models; `dit_model` replaces the painter."""
     options = LaunchOptions(OMNI, pipeline=pipeline or OMNI_DIT_PIPELINE, **others)
-    try:
-        kinds = {stage.kind for stage in load_pipeline(options.pipeline).stages.values()}
-    except YamlError as error:
-        raise LaunchError(f"--pipeline: {error}") from None
+    kinds = {stage.kind for stage in _stages_of(options.pipeline).values()}
     if not kinds - DIFFUSION:
         options.model = dit_model or PAINTER
     elif kinds & DIFFUSION:
@@ -103,9 +99,16 @@ def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **o
     return options
 
 
+def _stages_of(pipeline: Path) -> dict[str, StageConfig]:
+    try:
+        return load_pipeline(pipeline).stages
+    except YamlError as error:
+        raise LaunchError(f"--pipeline: {error}") from None
+
+
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage to start; `flags` are those beside model and ports."""
+    """`flags` are those beside model and ports."""
 
     name: str
     kind: str
@@ -114,39 +117,28 @@ class PlannedStage:
 
 
 def is_diffusion(model: str) -> bool:
-    """Returns whether `model` is a diffusers checkpoint directory, or ships with Quartet as one."""
+    """Returns whether `model` is a local or shipped diffusers checkpoint."""
     return (Path(resolve(model)) / "model_index.json").is_file()
 
 
 def pipeline_for(model: str) -> Path:
-    """Returns the pipeline file of a checkpoint; Qwen3-Omni's if config.json cannot be read."""
+    """Returns a checkpoint's pipeline file; Qwen3-Omni's if config.json cannot be read."""
+    folder = Path(resolve(model))
     try:
         if is_diffusion(model):
             return DIT_PIPELINE
-        config = read_config(_folder_of_config(model))
+        config = read_config(folder if folder.is_dir() else hub.fetched(model, "config.json").parent)
         return SHIPPED / (family_of(config).pipeline_of(config) or PIPELINE)
     except Exception:  # the hub's client and its HTTP library have errors of their own; `check` says what is wrong
         return PIPELINE
 
 
-def _folder_of_config(model: str) -> Path:
-    """Returns the directory of config.json, fetched from the hub if needed. Raises what `hub.fetched` does."""
-    folder = Path(resolve(model))
-    if folder.is_dir():
-        return folder
-    return hub.fetched(model, "config.json").parent
-
-
 def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
-    """Lists the pipeline's stages. Raises LaunchError: its file is at fault, or the options do not fit it."""
-    try:
-        config = load_pipeline(options.pipeline)
-    except YamlError as error:
-        raise LaunchError(f"--pipeline: {error}") from None
+    """Raises LaunchError: the file is at fault, or the options do not fit it."""
     planned: dict[str, PlannedStage] = {}
-    kinds = {stage.kind for stage in config.stages.values()}
-    _check_options(options, kinds)
-    for name, stage in config.stages.items():
+    stages = _stages_of(options.pipeline)
+    _check_options(options, {stage.kind for stage in stages.values()})
+    for name, stage in stages.items():
         if name == GATEWAY or "/" in name:  # names are those of logs, too
             raise LaunchError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
         if stage.kind in planned:

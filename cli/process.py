@@ -18,31 +18,28 @@ OUT_OF_MEMORY = "out of memory"
 
 
 class ChildProcess:
-    """A child process. Its descendants are in its group and end with it."""
+    """Descendants of the process are in its group and end with it."""
 
     def __init__(
         self, name: str, command: Sequence[str], environment: Mapping[str, str], log_file: Path, reaper: Reaper
     ) -> None:
-        self.name = name
-        self.log_file = log_file
-        self._command = list(command)
-        self._environment = {**os.environ, **environment}
-        self._reaper = reaper
+        self.name, self.log_file = name, log_file
+        self._command, self._environment, self._reaper = command, {**os.environ, **environment}, reaper
         self._process: asyncio.subprocess.Process | None = None
         self._group_is_left = False
 
     @property
     def pid(self) -> int:
-        """Id of the process and its group; 0 before the first start."""
+        """Also of the group; 0 before the first start."""
         return self._process.pid if self._process else 0
 
     @property
     def exit_status(self) -> int | None:
-        """Exit status (negative: the signal), or None while it runs."""
+        """Negative: the signal. None while it runs."""
         return self._process.returncode if self._process else None
 
     async def start(self) -> None:
-        """Starts the process, which appends its output to the log file."""
+        """Output is appended to the log file."""
         with self.log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -59,7 +56,7 @@ class ChildProcess:
         self._group_is_left = True
 
     async def wait(self) -> int:
-        """Waits for its end, and ends the rest of its group."""
+        """Ends the rest of the group, too. Returns the status."""
         assert self._process
         status = await self._process.wait()
         await self._end_group()
@@ -83,7 +80,7 @@ class ChildProcess:
             return log.read().decode(errors="replace")
 
     async def _end_group(self) -> None:
-        """Ends the rest of the group, once: its id may be reused."""
+        """Once: the group's id may be reused."""
         if self._group_is_left:
             self._group_is_left = False
             for pause_s in waits_for(self.pid):  # not in a thread: at the interpreter's exit none can be had
@@ -93,7 +90,7 @@ class ChildProcess:
 
 
 def oom_kills() -> int:
-    """Returns how many processes the kernel has killed for want of memory; 0 where none counts."""
+    """Processes that the kernel has killed for want of memory; 0 if unknown."""
     try:
         counters = dict(line.split() for line in VMSTAT.read_text().splitlines())
     except OSError:
@@ -102,11 +99,6 @@ def oom_kills() -> int:
 
 
 def ending(status: int, killed: int = 0) -> str:
-    """Describes how a process has ended.
-
-    Args:
-        status: its exit status; negative: the signal.
-        killed: processes that the kernel killed meanwhile for want of memory, perhaps the stage's children.
-    """
+    """Describes an exit status; `killed`: `oom_kills` meanwhile."""
     said = f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
     return f"{said}; {OUT_OF_MEMORY}: the kernel has killed {killed} meanwhile (dmesg)" if killed else said

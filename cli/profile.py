@@ -4,11 +4,13 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import httpx
 import typer
 
 from cli.create import LOCAL, ApiKey, Url
+from cli.http import check, connect, given
 from cli.terminal import Report, bar
 
 TRACE = "trace.json.gz"
@@ -25,11 +27,10 @@ def profile(
     api_key: ApiKey = None,
 ) -> None:
     """Record what all stages of a running server do, as one trace for Perfetto. For administrators; it slows them."""
-    from cli.http import check, connect
     from cli.trace_file import merge
 
     out.mkdir(parents=True, exist_ok=True)
-    body = {"seconds": seconds, **({"stages": stage} if stage else {})}
+    body = given(seconds=seconds, stages=stage or None)
     with tempfile.TemporaryDirectory() as directory, connect(url, api_key) as client, bar("starting") as report:
         started = check(client.post("/start_profile", json=body)).json()["stages"]
         for name, replicas in started.items():
@@ -58,8 +59,6 @@ def _wait(seconds: float, report: Report) -> None:
 
 
 def _fetch(client: httpx.Client, archive: Path, report: Report) -> None:
-    from cli.http import check
-
     report("stopping", None)
     with client.stream("POST", "/stop_profile") as response, archive.open("wb") as file:
         for piece in check(response).iter_bytes():
@@ -73,11 +72,8 @@ def trace(
     api_key: ApiKey = None,
 ) -> None:
     """Print where the time of a request went, stage by stage: one of the last 1,000 of a running server."""
-    from urllib.parse import quote
-
     from rich.console import Console
 
-    from cli.http import check, connect
     from cli.request_table import trace_table
 
     with connect(url, api_key) as client:

@@ -25,46 +25,35 @@ _OPENMP_FILE = re.compile(r"__KMP_REGISTERED_LIB_(\d+)_\d+")
 
 
 class Reaper:
-    """The supervisor's side.
-
-    Args:
-        directory: is removed when the supervisor has ended; None: nothing is.
-    """
+    """The supervisor's side. `directory` is removed when the supervisor has ended."""
 
     def __init__(self, directory: Path | None = None) -> None:
         _reapers.add(self)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "cli.reaper", *([str(directory)] if directory else [])],
+            bufsize=0,
             stdin=subprocess.PIPE,
             process_group=0,  # ctrl-C on the terminal is not for the reaper
         )
+        assert self._process.stdin
+        self.pipe = self._process.stdin
 
     def watch(self, group: int) -> None:
-        """Has the process group killed when this process ends."""
+        """Has the group killed when this process ends."""
         self._write(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """Stops watching a group that has ended: its id may be reused."""
+        """To be called when a group has ended: its id may be reused."""
         self._write(f"-{group}\n")
 
     def close(self) -> None:
-        """Has the watched groups killed and the directory removed, and waits for it."""
-        assert self._process.stdin
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        """Waits until the watched groups are killed and the directory is removed."""
+        self.pipe.close()
         self._process.wait()
 
-    def let_go(self, nothing: int) -> None:
-        """Replaces the pipe's descriptor by `nothing`."""
-        with contextlib.suppress(AttributeError, ValueError):  # it has not been opened, or is closed
-            assert self._process.stdin
-            os.dup2(nothing, self._process.stdin.fileno(), inheritable=False)
-
     def _write(self, line: str) -> None:
-        assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # someone killed the reaper; serving goes on without it
-            self._process.stdin.write(line.encode())
-            self._process.stdin.flush()
+            self.pipe.write(line.encode())
 
 
 _reapers: WeakSet[Reaper] = WeakSet()
@@ -74,7 +63,8 @@ def _let_go() -> None:
     """Closes the pipe in a forked process: held open, it would outlive the supervisor."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for reaper in _reapers:
-        reaper.let_go(nothing)
+        with contextlib.suppress(AttributeError, ValueError):  # the pipe has not been opened, or is closed
+            os.dup2(nothing, reaper.pipe.fileno(), inheritable=False)
     os.close(nothing)
 
 
@@ -84,8 +74,8 @@ os.register_at_fork(after_in_child=_let_go)
 def waits_for(group: int) -> Iterator[float]:
     """Yields seconds to sleep until no process of `group` is left. Its leader must have ended or been signalled.
 
-    vLLM's processes notice that their parent is gone, and Python's resource tracker then removes their shared memory;
-    killed at once it could not. The rest is killed after `PATIENCE_S`.
+    vLLM's processes notice that their parent is gone, and Python's resource tracker removes their shared memory. What
+    is left after `PATIENCE_S` is killed.
     """
     end = time.monotonic() + PATIENCE_S
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -96,13 +86,13 @@ def waits_for(group: int) -> Iterator[float]:
 
 
 def end_group(group: int) -> None:
-    """Blocks until no process of `group` is left; see `waits_for`."""
+    """Blocks as long as `waits_for`."""
     for pause_s in waits_for(group):
         time.sleep(pause_s)
 
 
 def sweep_shared_memory() -> None:
-    """Removes what killed processes of this user left in /dev/shm."""
+    """Removes what killed processes of this user left."""
     sweep(SHARED_MEMORY)
     for file in SHARED_MEMORY.glob("__KMP_REGISTERED_LIB_*"):
         found = _OPENMP_FILE.fullmatch(file.name)

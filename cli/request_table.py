@@ -51,7 +51,7 @@ class _Line:
         self._width = width
 
     def times(self, first_us: float, last_us: float | None) -> tuple[str, str]:
-        """Returns (start since the line's, length) in milliseconds."""
+        """Returns (start since the line's, length)."""
         return _milliseconds(first_us - self.start_us), "" if last_us is None else _milliseconds(last_us - first_us)
 
     def bar(self, first_us: float, last_us: float, block: str) -> str:

@@ -7,7 +7,6 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from cli.plan import LaunchError
@@ -18,28 +17,25 @@ KEPT_S = 24 * 3600.0
 
 
 def lock(directory: Path) -> int:
-    """Makes `directory` and locks it until the returned descriptor is closed. Raises LaunchError."""
+    """Locks `directory` until the returned descriptor is closed. Raises LaunchError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        _check_room(directory)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise LaunchError(f"--run-dir {directory}: {error.strerror}; name a folder that can be written") from None
     try:
-        _check_room(directory)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         raise LaunchError(f"--run-dir {directory}: {_url_there(directory)} has it; name another folder") from None
-    except LaunchError:
-        os.close(descriptor)
-        raise
     except OSError:  # a file system without locks
         pass
     return descriptor
 
 
 def temporary(prefix: str) -> Path:
-    """Makes a temporary directory. Raises LaunchError."""
+    """Raises LaunchError."""
     try:
         return Path(tempfile.mkdtemp(prefix=prefix))
     except OSError as error:
@@ -47,17 +43,8 @@ def temporary(prefix: str) -> Path:
         raise LaunchError(f"{where}: {error.strerror}; name another folder for temporary files by TMPDIR") from None
 
 
-@contextlib.contextmanager
-def removed(directory: Path) -> Iterator[None]:
-    """Removes `directory` when the block ends."""
-    try:
-        yield
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
 def keep_logs(run_directory: Path) -> Path:
-    """Copies the logs of a temporary run directory and removes old copies. Returns where they are."""
+    """Copies a temporary run directory's logs and removes old copies. Returns the copy."""
     parent = Path(tempfile.gettempdir())
     for old in parent.glob(f"{FAILED_PREFIX}*"):
         with contextlib.suppress(OSError):

@@ -5,7 +5,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,11 @@ import httpx
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from cli.http import ServerError, address, check, download, message, socket_of, written
+from cli.http import ServerError, address, download, message, model_that, socket_of, written
 from cli.terminal import Report
 
 _BLOCK_BYTES = 64 * 1024
 _OPEN_TIMEOUT_S = 10.0
-
-
-def model_that(client: httpx.Client, does: str, fits: Callable[[dict[str, Any]], object]) -> str:
-    """Returns the server's first model whose facts fit. Raises ServerError: none `does` it."""
-    for model in check(client.get("/v1/models")).json()["data"]:
-        if fits(model["quartet"]):
-            return model["id"]
-    raise ServerError(f"{address(client)} has no model that {does}")
 
 
 def model_that_speaks(client: httpx.Client) -> str:
@@ -33,40 +25,30 @@ def model_that_speaks(client: httpx.Client) -> str:
 
 
 def say(client: httpx.Client, body: dict[str, Any], report: Report, out: Path | None) -> None:
-    """Has a text spoken and writes the speech as it comes; `body` as of POST /v1/audio/speech, less the model. Raises
-    ServerError.
-    """
+    """`body` is that of POST /v1/audio/speech, less the model. Raises ServerError."""
     body = {"model": model_that_speaks(client), **body}
     report("speaking", None)
     download(client, "POST", "/v1/audio/speech", out, json=body)
 
 
 def typed(descriptor: int) -> Iterator[str]:
-    """Decodes UTF-8 text of an open file as it comes, in no whole lines."""
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    while block := os.read(descriptor, _BLOCK_BYTES):
-        if text := decoder.decode(block):
-            yield text
+    """Decodes UTF-8 text of an open file as it comes."""
+    blocks = iter(lambda: os.read(descriptor, _BLOCK_BYTES), b"")
+    return codecs.iterdecode(blocks, "utf-8", errors="replace")
 
 
 def say_typed(client: httpx.Client, settings: dict[str, Any], texts: Iterable[str], out: Path | None) -> None:
-    """Has `texts` spoken while they come, as one utterance.
+    """Has `texts` spoken while they come, as one utterance. Raises ServerError.
 
     Args:
         settings: as of the message session.config, less the model.
         texts: read in a thread of its own.
         out: the file; None: stdout.
-
-    Raises:
-        ServerError
     """
     config = {"type": "session.config", "model": model_that_speaks(client), **settings}
     url, headers = socket_of(client, "/v1/audio/speech/stream")
     try:
-        with (
-            connect(url, open_timeout=_OPEN_TIMEOUT_S, additional_headers=headers) as socket,
-            written(out) as file,
-        ):
+        with connect(url, open_timeout=_OPEN_TIMEOUT_S, additional_headers=headers) as socket, written(out) as file:
             socket.send(json.dumps(config))
             threading.Thread(target=_type, args=(socket, texts), daemon=True).start()
             for block in _audio(socket):
@@ -84,7 +66,6 @@ def _type(socket: ClientConnection, texts: Iterable[str]) -> None:
 
 
 def _audio(socket: ClientConnection) -> Iterator[bytes]:
-    """Yields the binary messages until the session is done. Raises ServerError."""
     for received in socket:
         if isinstance(received, bytes):
             yield received

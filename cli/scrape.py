@@ -11,14 +11,14 @@ Labels = frozenset[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Scrape:
-    """Samples of a metrics page; `at` is time.monotonic() seconds."""
+    """`at` is time.monotonic() seconds."""
 
     at: float = field(default_factory=time.monotonic)
     samples: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, page: str) -> "Scrape":
-        """Reads the samples whose name begins with quartet_. Raises ValueError."""
+        """Reads Quartet's samples. Raises ValueError."""
         samples: dict[str, dict[Labels, float]] = {}
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
@@ -27,7 +27,7 @@ class Scrape:
         return cls(samples=samples)
 
     def total(self, name: str, **labels: str) -> float | None:
-        """Sums the series that have `labels`; None if there is none."""
+        """Sums the series that have `labels`; None: there is none."""
         wanted = labels.items()
         values = [value for has, value in self.samples.get(name, {}).items() if wanted <= has]
         return sum(values) if values else None
@@ -38,7 +38,7 @@ class Scrape:
 
 @dataclass(frozen=True)
 class MetricsDelta:
-    """What happened between two scrapes of a process; since its start if it was restarted or idle."""
+    """The difference of two scrapes; since the start if the process was restarted or idle."""
 
     first: Scrape
     last: Scrape
@@ -52,13 +52,13 @@ class MetricsDelta:
         return (now - before if now >= before else now) / seconds
 
     def mean(self, name: str, **labels: str) -> float | None:
-        """Mean of a histogram's observations; None if it has none."""
+        """Mean of a histogram; None if it has no observations."""
         first = self._base(name, **labels)
         count = self._since(first, f"{name}_count", **labels)
         return self._since(first, f"{name}_sum", **labels) / count if count else None
 
     def quantile(self, q: float, name: str, **labels: str) -> float | None:
-        """Quantile `q` (0 to 1) of a histogram, interpolated in its bucket; None if it has none."""
+        """Quantile `q` (0 to 1) of a histogram, interpolated in its bucket; None as `mean`."""
         first, bucket = self._base(name, **labels), f"{name}_bucket"
         bounds = sorted(self.last.values_of(bucket, "le"), key=float)
         counts = [(float(le), self._since(first, bucket, le=le, **labels)) for le in bounds]

@@ -1,7 +1,6 @@
 """Reads a checkpoint's memory needs from its config and the headers of its weights."""
 
 import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ from services.registry import families, family_of, read_config
 from services.sizes import Sizes
 
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_LENGTH_BYTES = 8  # of a safetensors file's header, which is JSON: little endian, at the file's start
+_LFS_POINTER = b"version "
 
 
 class BudgetError(CommandError):
@@ -19,7 +20,7 @@ class BudgetError(CommandError):
 
 
 class TooLittleMemory(BudgetError):
-    """The model does not fit: `lack` names what is short, `short_bytes` how much."""
+    """The model does not fit; `lack` says what is short."""
 
     def __init__(self, lack: str, remedy: str, short_bytes: int) -> None:
         super().__init__(f"{lack}; {remedy}")
@@ -27,12 +28,11 @@ class TooLittleMemory(BudgetError):
 
 
 def published_sizes() -> Sizes:
-    """Sizes of the first family's published model."""
     return next(family.part("budget").PUBLISHED for family in families() if family.has("budget"))
 
 
 def read_sizes(model: str) -> Sizes:
-    """Sizes of a checkpoint directory or hub id. Raises BudgetError."""
+    """Raises BudgetError."""
     folder = Path(resolve(model))
     try:
         config, tensors = (read_config(folder), tensor_bytes(folder)) if folder.is_dir() else _hub(model)
@@ -53,34 +53,44 @@ def read_sizes(model: str) -> Sizes:
 
 
 def tensor_bytes(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yields (name, bytes) of every safetensors tensor in `folder`. Raises ValueError: there is none."""
+    """Yields (name, bytes) of every tensor. Raises ValueError: no safetensors files, or a broken one."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError("there are no safetensors files in it")
     for path in files:
-        for name, entry in _header(path).items():
+        for name, entry in read_header(path).items():
             begin, end = entry["data_offsets"]
             yield name, end - begin
 
 
 def stored_dtype(folder: Path) -> str:
-    """Dtype of the first weight in `folder`, e.g. "bfloat16"; "float32" where there is none."""
+    """Dtype of the first weight, e.g. "bfloat16"; "float32" without one."""
     for path in sorted(folder.glob("*.safetensors")):
-        for entry in _header(path).values():
+        for entry in read_header(path).values():
             stored: str = entry["dtype"]
             return _STORED.get(stored, stored)
     return "float32"
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """Reads a safetensors header: entries by tensor name."""
+def read_header(path: Path) -> dict[str, Any]:
+    """Reads a safetensors file's entries by tensor name. Raises OSError; ValueError: the file is broken."""
+    size = path.stat().st_size
     with path.open("rb") as file:
+        begin = file.read(_LENGTH_BYTES)
+        if begin == _LFS_POINTER:
+            raise ValueError(f"{path.name} is a pointer of Git LFS instead of the file: git lfs pull")
+        length = int.from_bytes(begin, "little")
+        if _LENGTH_BYTES + length > size:
+            raise ValueError(f"{path.name} is cut off, or no safetensors file ({size} bytes): fetch it again")
         try:
-            (length,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(length))
-        except (struct.error, ValueError):
-            raise ValueError(f"{path} is no safetensors file, or not all of one") from None
-    header.pop("__metadata__", None)
+            header.pop("__metadata__", None)
+            ends = [entry["data_offsets"][1] for entry in header.values()]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{path.name} is no safetensors file: fetch it again") from None
+    whole = _LENGTH_BYTES + length + max(ends, default=0)
+    if size < whole:
+        raise ValueError(f"{path.name} is cut off: {size} of {whole} bytes are there: fetch it again")
     return header
 
 
@@ -89,9 +99,5 @@ def _hub(model: str) -> tuple[dict[str, Any], Iterator[tuple[str, int]]]:
 
     config = read_config(Path(hf_hub_download(model, "config.json")).parent)
     files = get_safetensors_metadata(model).files_metadata.values()
-    tensors = (
-        (name, tensor.data_offsets[1] - tensor.data_offsets[0])
-        for file in files
-        for name, tensor in file.tensors.items()
-    )
-    return config, tensors
+    stored = (tensor for file in files for tensor in file.tensors.items())
+    return config, ((name, tensor.data_offsets[1] - tensor.data_offsets[0]) for name, tensor in stored)

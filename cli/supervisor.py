@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cli import run_files
 from cli.check import check, has_gpu
+from cli.doctor.system import usable_cores
 from cli.plan import GATEWAY, LaunchError, LaunchOptions, PlannedStage, stages_to_start
 from cli.ports import HOST, free_ports
 from cli.process import OUT_OF_MEMORY, ChildProcess, ending, oom_kills
@@ -32,14 +33,12 @@ Progress = Callable[[str, str], None]  # (name of the process, what happened)
 
 
 class Supervisor:
-    """The processes of one `quartet up`.
-
-    `run_directory` gets a log of each process and `state.json`: {"url", "pipeline", "processes": {name: {"pid",
+    """`run_directory` gets a log of each process and `state.json`: {"url", "pipeline", "processes": {name: {"pid",
     "address", "metrics_address"}}}, rewritten when a stage is restarted. "url" is null without a gateway.
     """
 
     def __init__(self, options: LaunchOptions, progress: Progress) -> None:
-        """Checks the options. Starts nothing yet. Raises LaunchError."""
+        """Starts nothing yet. Raises LaunchError: the options are at fault."""
         self.url = f"http://{options.host}:{options.port}"
         self._state = {"url": self.url if options.has_gateway else None, "pipeline": str(options.pipeline.absolute())}
         self._progress = progress
@@ -78,7 +77,7 @@ class Supervisor:
 
     @property
     def names(self) -> list[str]:
-        """Names of the processes: the stages in the pipeline's order, then the gateway."""
+        """The stages in the pipeline's order, then the gateway."""
         return list(self._children)
 
     @property
@@ -95,7 +94,7 @@ class Supervisor:
         self._children[name] = ChildProcess(name, command, environment, log_file, self._reaper)
 
     async def start(self) -> None:
-        """Starts everything and returns when all is ready. Then restarts processes that die. Raises LaunchError."""
+        """Returns when all is ready; later restarts processes that die. Raises LaunchError."""
         starting = [asyncio.create_task(self._until_ready(child)) for child in self._children.values()]
         starting.append(asyncio.create_task(self._start_processes()))
         try:
@@ -112,24 +111,20 @@ class Supervisor:
         self._watchers = [asyncio.create_task(self._keep_running(child)) for child in self._children.values()]
 
     async def _start_processes(self) -> None:
-        """Starts the thinker first, which takes longest.
-
-        With fewer cores than processes each other process waits for the imports of the one before.
+        """Starts the thinker first, which takes longest. With few cores each other process waits for the imports of the
+        one before.
         """
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         thinkers = [name for name, stage in self._stages.items() if stage.kind == "thinker"]
         for name in sorted(self._children, key=lambda name: name not in thinkers):  # else in their order
             child = self._children[name]
             await child.start()
             self._write_state()
-            waits = cores < len(self._children) and name not in thinkers
-            while waits and child.exit_status is None:
-                if self._listens(name):
-                    break
+            waits = usable_cores() < len(self._children) and name not in thinkers
+            while waits and child.exit_status is None and not self._listens(name):  # noqa: ASYNC110  no event for it
                 await asyncio.sleep(PAUSE_S)
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stops the gateway first, so that it finishes its requests. Kills the rest after `grace_s` seconds."""
+        """Stops the gateway first, which finishes its requests. Kills after `grace_s` seconds."""
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -148,16 +143,14 @@ class Supervisor:
         self._progress(child.name, "ready")
 
     def _failed(self, child: ChildProcess, status: int) -> LaunchError:
-        """Describes in one sentence why a process ended before it was ready."""
-        log, ended = child.log_tail(), self._ending(status)
-        if OUT_OF_MEMORY in ended:
-            sentence = f"{child.name} {ended}: {MORE_MEMORY}"
+        log, said = child.log_tail(), self._ending(status)
+        if OUT_OF_MEMORY in said:
+            said += f": {MORE_MEMORY}"
         elif cause := failures.own_words(log):
-            sentence = f"{child.name} cannot start: {cause}"
-        else:
-            last = failures.last_error(log)
-            sentence = f"{child.name} {ended}{f': {last}' if last else ''}"
-        error = LaunchError(f"{sentence} (log: {self._kept_logs / child.log_file.name})")
+            said = f"cannot start: {cause}"
+        elif last := failures.last_error(log):
+            said += f": {last}"
+        error = LaunchError(f"{child.name} {said} (log: {self._kept_logs / child.log_file.name})")
         error.details = log if self._verbose else ""
         return error
 
@@ -204,7 +197,7 @@ class Supervisor:
 
 
 def _environment(stage: PlannedStage | None, stages: int) -> dict[str, str]:
-    """Environment variables of a process; `stage` is None for the gateway."""
+    """`stage` is None for the gateway."""
     # Their own processes, too, take no module from the user's directory (the flag -P is for one process alone).
     environment = {"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", failures.TRACEBACKS: "1"}  # for the log
     if stage is None or has_gpu():

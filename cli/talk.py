@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cli.create import LOCAL, ApiKey, Url, format_by_suffix
+from cli.create import LOCAL, ApiKey, Url, file_option, format_by_suffix
+from cli.http import connect
 
 if TYPE_CHECKING:
-    from cli.talking.dialogue import Dialogue
     from cli.talking.playback import PlaybackBuffer
     from cli.talking.session import BackgroundTask
 
 Vad = Literal["server", "semantic", "manual"]
-In = Annotated[
-    Path | None,
-    typer.Option("--in", exists=True, dir_okay=False, help="sound or video to send instead of the microphone"),
-]
+In = Annotated[Path | None, file_option("sound or video to send instead of the microphone", "--in")]
 Headphones = Annotated[
     bool,
     typer.Option(
@@ -52,7 +49,7 @@ def talk(
     api_key: ApiKey = None,
 ) -> None:
     """Talk with a running server, until ctrl-C or the end of --in. Space or Enter silences the model."""
-    from cli.http import connect
+    from cli.talking import screen, summary
     from cli.talking.connection import model_that_converses
     from cli.talking.playback import PlaybackBuffer
     from cli.talking.session import TalkSession, session_settings
@@ -62,9 +59,7 @@ def talk(
     with connect(url, api_key) as client, ExitStack() as devices:
         model = model_that_converses(client, speaks=not text)
         transcription = None if no_transcript else {"model": model}
-        settings = session_settings(
-            voice=voice, instructions=instructions, is_written=text, vad=vad, transcription=transcription
-        )
+        settings = session_settings(voice, instructions, transcription, is_written=text, vad=vad)
         session = TalkSession(settings, vad, headphones, playback)
         pieces = _input(devices, in_, microphone, session.add_microphone)
         beside = [] if text else _output(devices, out, speakers, playback)
@@ -74,7 +69,11 @@ def talk(
         finally:  # an error of the session is printed below its summary
             if session.dialogue is not None:
                 devices.close()
-                _print_summary(session.dialogue, out)
+                session.dialogue.close()
+                for line in summary.lines(session.dialogue):
+                    screen.say(screen.NOTE, line)
+                if out is not None:
+                    typer.echo(f"wrote {out}")
 
 
 def _check(in_: Path | None, out: Path | None, text: bool, vad: str, fast: bool) -> None:
@@ -92,7 +91,7 @@ def _check(in_: Path | None, out: Path | None, text: bool, vad: str, fast: bool)
 def _input(
     devices_in_use: ExitStack, file: Path | None, microphone: str | None, add: Callable[[bytes], None]
 ) -> Iterator[bytes] | None:
-    """Returns the file's sound; None: `add` gets the microphone's. Raises CommandError."""
+    """None: `add` gets the microphone's sound. Raises CommandError."""
     from cli.talking import devices, recording
 
     if file is not None:
@@ -104,20 +103,10 @@ def _input(
 def _output(
     devices_in_use: ExitStack, out: Path | None, speakers: str | None, playback: "PlaybackBuffer"
 ) -> "list[BackgroundTask]":
-    """Starts the speakers, or returns the task that writes the file. Raises CommandError."""
+    """Starts the speakers, or returns what writes the file. Raises CommandError."""
     from cli.talking import devices, recording
 
     if out is not None:
         return [devices_in_use.enter_context(recording.recorder(playback, out))]
     devices_in_use.enter_context(devices.speakers(speakers, playback))
     return []
-
-
-def _print_summary(dialogue: "Dialogue", out: Path | None) -> None:
-    from cli.talking import screen, summary
-
-    dialogue.close()
-    for line in summary.lines(dialogue):
-        screen.say(screen.NOTE, line)
-    if out is not None:
-        typer.echo(f"wrote {out}")

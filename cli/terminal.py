@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from typer.core import TyperGroup
 
 Report = Callable[[str, float | None], None]  # (label, share of the work done: 0 to 1, None: unknown)
@@ -13,15 +14,14 @@ console = Console(stderr=True)
 
 
 class CommandError(Exception):
-    """A command cannot do its work; the message says why."""
+    """A command cannot do its work; the message says why, `details` is shown before it."""
 
     exit_status = 1
     details = ""
-    """What is shown before the message."""
 
 
 class Commands(TyperGroup):
-    """Prints errors of all commands in one place."""
+    """Prints the errors of all commands."""
 
     def invoke(self, ctx: typer.Context) -> Any:
         try:
@@ -29,14 +29,13 @@ class Commands(TyperGroup):
         except CommandError as error:
             if error.details:
                 console.print(error.details, highlight=False, markup=False, soft_wrap=True)
-            console.print("[bold red]error:[/bold red]", end=" ")
-            console.print(str(error), highlight=False, markup=False, soft_wrap=True)  # brackets in it are no markup
+            console.print("[bold red]error:[/bold red]", escape(str(error)), highlight=False, soft_wrap=True)
             raise typer.Exit(error.exit_status) from None
 
 
 @contextlib.contextmanager
 def bar(what: str) -> Iterator[Report]:
-    """Shows a progress bar on stderr, on a terminal only; `what` is its first label."""
+    """Shows a progress bar, on a terminal only; `what` is its first label."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()

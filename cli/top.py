@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from cli.scrape import MetricsDelta, Scrape
@@ -29,14 +30,14 @@ class TopError(CommandError):
 
 @dataclass(frozen=True)
 class System:
-    """Addresses of a system: the gateway, and each process's metrics page by name."""
+    """`url` is the gateway's; `metrics` has each process's page by name."""
 
     url: str
     metrics: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_run(cls, run_directory: Path) -> "System":
-        """Reads state.json of a `quartet up`. Raises TopError."""
+        """Raises TopError."""
         file = run_directory / "state.json"
         try:
             state = json.loads(file.read_text())
@@ -45,15 +46,14 @@ class System:
                 raise TopError(f"--run-dir: {file}: the stages of a program's Omni have no gateway to ask")
             return cls(state["url"], pages)
         except OSError as error:
-            raise TopError(
-                f"--run-dir: {file}: {error.strerror}; name the directory that `quartet up` printed"
-            ) from None
+            reason = f"{error.strerror}; name the directory that `quartet up` printed"
+            raise TopError(f"--run-dir: {file}: {reason}") from None
         except (ValueError, KeyError, TypeError):
             raise TopError(f"--run-dir: {file} is not what `quartet up` writes") from None
 
     @classmethod
     def at(cls, url: str, metrics: Sequence[str]) -> "System":
-        """Takes the gateway's URL and metrics pages as NAME=URL or NAME=HOST:PORT. Raises TopError."""
+        """`metrics` are NAME=URL or NAME=HOST:PORT. Raises TopError."""
         url = url.rstrip("/")
         pages = {GATEWAY: f"{url}/metrics"}
         for given in metrics:
@@ -66,12 +66,12 @@ class System:
 
 def _page(address: str) -> str:
     """Appends /metrics to an address that has no path."""
-    url = address if "://" in address else f"http://{address}"
-    return url if url.partition("://")[2].strip("/").count("/") else f"{url.rstrip('/')}/metrics"
+    url = httpx.URL(address if "://" in address else f"http://{address}")
+    return str(url if url.path != "/" else url.join("/metrics"))
 
 
 class Monitor:
-    """Samples a system again and again; `reached`: whether the gateway answered last."""
+    """`reached`: the gateway answered last."""
 
     def __init__(self, system: System) -> None:
         self.reached = False
@@ -80,7 +80,6 @@ class Monitor:
         self._scrapes: dict[str, deque[Scrape]] = {name: deque() for name in system.metrics}
 
     async def look(self) -> None:
-        """Queries the gateway and every metrics page at once."""
         async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
             pages = [self._scrape(client, name, url) for name, url in self._system.metrics.items()]
             await asyncio.gather(self._ask(client), *pages)
@@ -140,7 +139,7 @@ class Monitor:
         ]
 
     def _gateway_load(self, name: str) -> list[str]:
-        """Running and queued requests of a stage's replicas, as the gateway knows them."""
+        """Cells of running and queued requests, as the gateway knows them."""
         replicas = self._ready.get("replicas", {}).get(name)
         if not replicas:
             return ["-", "-"]
@@ -166,7 +165,7 @@ class Monitor:
                 for transport in sorted(window.last.values_of(sent, "transport")):
                     labels = {"consumer": consumer, "transport": transport}
                     if window.last.total(sent, **labels):
-                        rates.append(f"{transport} {_number((window.rate(sent, **labels) or 0.0) / 2**20, 2)} MiB/s")
+                        rates.append(f"{transport} {(window.rate(sent, **labels) or 0.0) / 2**20:.2f} MiB/s")
                 lines.append(f"{name} to {consumer}: {', '.join(rates)}")
         return lines
 
@@ -187,12 +186,12 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _coloured(state: str) -> str:
-    text = state.replace("[", r"\[")
-    return f"[green]{text}[/green]" if state in ("SERVING", "ready") else f"[red]{text}[/red]"
+    colour = "green" if state in ("SERVING", "ready") else "red"
+    return f"[{colour}]{escape(state)}[/{colour}]"
 
 
 async def top(system: System, interval_s: float, once: bool) -> None:
-    """Prints one table, or renews it every `interval_s`. Raises TopError: `once`, and the gateway does not answer."""
+    """Runs for ever unless `once`. Raises TopError: the gateway does not answer."""
     monitor, console = Monitor(system), Console()
     await monitor.look()
     if once:

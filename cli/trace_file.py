@@ -6,7 +6,6 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,39 +15,30 @@ Event = dict[str, Any]
 MANIFEST = "profile.json"
 _COMPRESSION = 3
 _BATCH = 1000  # events written at a time
-_BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')
+_BASE = re.compile(r'"baseTimeNanoseconds"\s*:\s*(\d+)')  # Unix time that a file's times start from
 _PROCESS_EVENTS = {"process_name", "process_labels", "process_sort_index"}  # written anew: process ids are
 _FLOW_IDS = 10**12  # more than a file has
 
 
-@dataclass
-class TraceSummary:
-    """Contents of a trace; `operations` counts the engines' events, `faults` names what is missing."""
-
-    processes: list[str] = field(default_factory=list)
-    operations: int = 0
-    requests: set[str] = field(default_factory=set)
-    faults: list[str] = field(default_factory=list)
-
-
-def merge(archive: Path, out: Path) -> TraceSummary:
+def merge(archive: Path, out: Path) -> "Trace":
     """Writes the trace of `archive`, a tar from the gateway's /stop_profile, to `out`, compressed by gzip.
 
-    Times are microseconds on the gateway's clock since the first event. One file's text is in memory at a time. Raises
-    CommandError: the archive is damaged.
+    Times are microseconds on the gateway's clock since the first event. Raises CommandError.
     """
-    merged = TraceSummary()
     try:
         with tarfile.open(archive) as files, gzip.open(out, "wt", compresslevel=_COMPRESSION, encoding="utf-8") as file:
             manifest = json.loads(_member(files, MANIFEST))
+            trace = Trace(manifest)
             file.write('{"traceEvents": [\n')
-            file.writelines(_lines(_Writer(manifest, merged).events(files)))
-            head = {"displayTimeUnit": "ms", "otherData": _other_data(manifest, merged)}
+            file.writelines(_lines(trace.events(files)))
+            clocks = {_name(process): process["clock"] for process in manifest["processes"] if "clock" in process}
+            other = {"origin_unix_us": trace.origin_us, "clocks": clocks, "missing": trace.faults}
+            head = {"displayTimeUnit": "ms", "otherData": other}
             file.write(f"\n], {json.dumps(head)[1:]}")
     except (tarfile.TarError, EOFError, OSError, ValueError, KeyError) as error:
         out.unlink(missing_ok=True)
         raise CommandError(f"what the server sent of the profile cannot be read: {error}") from None
-    return merged
+    return trace
 
 
 def _member(files: tarfile.TarFile, name: str) -> bytes:
@@ -77,45 +67,34 @@ def _events(text: str) -> Iterator[Event]:
         at = gap.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def _base_unix_ns(text: str) -> int:
-    """Unix time in nanoseconds that a trace's times start from."""
-    found = _BASE.search(text)
-    if found is None:
-        raise ValueError("a file has no baseTimeNanoseconds")
-    return int(found[1])
+def _name(process: dict[str, Any]) -> str:
+    return f"{process['stage']} {process['address']}"
 
 
-def _origin_us(manifest: dict[str, Any]) -> float:
-    """Unix time in microseconds of the first event."""
-    spans = [span["start_us"] for process in manifest["processes"] for span in process["spans"]]
-    return min([*spans, *(process["start_us"] for process in manifest["processes"] if "start_us" in process)])
+class Trace:
+    """The events of a profile. The attributes are complete when all have been yielded.
 
+    Attributes:
+        origin_us: Unix time of the first event in microseconds.
+        operations: number of the engines' events.
+        faults: what is missing.
+    """
 
-def _other_data(manifest: dict[str, Any], merged: TraceSummary) -> dict[str, Any]:
-    """Clocks and faults, for the file's reader."""
-    return {
-        "origin_unix_us": _origin_us(manifest),
-        "clocks": {
-            f"{process['stage']} {process['address']}": process["clock"]
-            for process in manifest["processes"]
-            if "clock" in process
-        },
-        "missing": merged.faults,
-    }
-
-
-class _Writer:
-    """Yields the events of a profile and counts them in `merged`."""
-
-    def __init__(self, manifest: dict[str, Any], merged: TraceSummary) -> None:
-        self._manifest, self._merged = manifest, merged
-        self._origin_us = _origin_us(manifest)
-        self._end_us = max(process.get("end_us", self._origin_us) for process in manifest["processes"])
+    def __init__(self, manifest: dict[str, Any]) -> None:
+        self.processes: list[str] = []
+        self.requests: set[str] = set()
+        self.faults: list[str] = []
+        self.operations = 0
+        self._manifest = manifest
+        spans = [span["start_us"] for process in manifest["processes"] for span in process["spans"]]
+        starts = [process["start_us"] for process in manifest["processes"] if "start_us" in process]
+        self.origin_us = min([*spans, *starts])
+        self._end_us = max(process.get("end_us", self.origin_us) for process in manifest["processes"])
         self._pids, self._ids = itertools.count(1), itertools.count(1)
 
     def events(self, files: tarfile.TarFile) -> Iterator[Event]:
         for process in self._manifest["processes"]:
-            name = f"{process['stage']} {process['address']}".rstrip()
+            name = _name(process).rstrip()
             pid = next(self._pids)
             yield from self._named(pid, name)
             for span in process["spans"]:
@@ -125,17 +104,16 @@ class _Writer:
                 yield from self._operations(text, process, f"{name} {file['process']}".rstrip(), pid)
             self._note_faults(name, process)
         for lost in self._manifest["lost"]:
-            self._merged.faults.append(f"{lost['stage']} {lost['address']}: {lost['reason']}")
+            self.faults.append(f"{_name(lost)}: {lost['reason']}")
 
     def _named(self, pid: int, name: str) -> Iterator[Event]:
-        """Events that name a process."""
-        self._merged.processes.append(name)
+        self.processes.append(name)
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
 
     def _span(self, span: dict[str, Any], pid: int, end_us: float) -> Iterator[Event]:
-        """Writes a request as an asynchronous slice, as requests overlap, with its phases in it."""
-        self._merged.requests.add(span["request_id"])
+        """An asynchronous slice, as requests overlap, with its phases."""
+        self.requests.add(span["request_id"])
         common = {"cat": "request", "id": f"{next(self._ids):#x}", "pid": pid, "tid": pid}
         args = {name: span[name] for name in ("request_id", "outcome")}
         name = f"{span['stage']} {span['request_id']}"
@@ -148,11 +126,14 @@ class _Writer:
         yield {"ph": "e", "name": name, "ts": self._since(span["end_us"] or end_us), **common}
 
     def _since(self, unix_us: float) -> float:
-        return round(unix_us - self._origin_us, 3)
+        return round(unix_us - self.origin_us, 3)
 
     def _operations(self, text: str, process: dict[str, Any], name: str, own_pid: int) -> Iterator[Event]:
-        """Yields torch's events with this trace's process ids and time."""
-        base_us = _base_unix_ns(text) / 1000 - self._origin_us - process["clock"]["offset_us"]
+        """Yields torch's events with this trace's ids and time."""
+        base = _BASE.search(text)
+        if base is None:
+            raise ValueError("a file has no baseTimeNanoseconds")
+        base_us = int(base[1]) / 1000 - self.origin_us - process["clock"]["offset_us"]
         pids, labels = dict[int, int](), dict[int, str]()
         flows = next(self._ids) * _FLOW_IDS
         for event in _events(text):
@@ -172,7 +153,7 @@ class _Writer:
                     event["args"] = {"name": known or event["args"]["name"]}
             else:
                 event["ts"] = round(base_us + event["ts"], 3)
-                self._merged.operations += 1
+                self.operations += 1
             if event.get("cat") == "cpu_op":
                 event.pop("args", None)  # of use to torch alone, and half of the file
             if isinstance(event.get("id"), int):  # flow ids are unique in their file only
@@ -184,10 +165,9 @@ class _Writer:
                 yield from self._named(pid, f"{name} {label if label != 'CPU' else ''}".rstrip())
 
     def _note_faults(self, name: str, process: dict[str, Any]) -> None:
-        faults = self._merged.faults
         if process["missing"]:
-            faults.append(f"{name}: {process['missing']}")
+            self.faults.append(f"{name}: {process['missing']}")
         if "memory" in process["ended_by"]:
-            faults.append(f"{name}: ended by {process['ended_by']}")
+            self.faults.append(f"{name}: ended by {process['ended_by']}")
         if process.get("spans_left_out"):
-            faults.append(f"{name}: {process['spans_left_out']} spans were too many")
+            self.faults.append(f"{name}: {process['spans_left_out']} spans were too many")

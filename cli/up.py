@@ -13,7 +13,7 @@ from cli.terminal import console
 
 
 async def serve(options: LaunchOptions) -> None:
-    """Starts the system, restarts what dies, and stops everything on SIGINT or SIGTERM. Raises LaunchError."""
+    """Returns after SIGINT or SIGTERM, when all has stopped. Raises LaunchError."""
     supervisor = Supervisor(options, progress=say)
     console.print(f"starting {listed(supervisor.names)}; logs in {supervisor.run_directory}")
     serving = asyncio.create_task(_serve_for_ever(supervisor))
@@ -41,13 +41,12 @@ def listed(names: Sequence[str]) -> str:
 
 
 def say(name: str, what: str) -> None:
-    """Prints progress as a line."""
     console.print(f"  [bold]{name:<9}[/bold] {what}")
 
 
 @contextlib.contextmanager
 def running(options: LaunchOptions, grace_s: float = STOP_GRACE_S) -> Iterator[Supervisor]:
-    """Runs a system around a block of ordinary code. Ignores ctrl-C while it stops. Raises LaunchError."""
+    """For the main thread. Ignores ctrl-C while the system stops. Raises LaunchError."""
     supervisor = Supervisor(options, progress=say)
     console.print(f"starting {listed(supervisor.names)}, each a process of its own")
     loop = asyncio.new_event_loop()
@@ -58,21 +57,11 @@ def running(options: LaunchOptions, grace_s: float = STOP_GRACE_S) -> Iterator[S
         starting.result()
         yield supervisor
     finally:
-        with _undisturbed():
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
             starting.cancel()  # ctrl-C may come while it starts
             asyncio.run_coroutine_threadsafe(supervisor.stop(grace_s), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ignores ctrl-C in the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        finally:
+            signal.signal(signal.SIGINT, handler)

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
 from cli.create import LOCAL, ApiKey, Url
+from cli.http import check, connect, files, given, payload
 
 app = typer.Typer(no_args_is_help=True, help="Voices that a running server imitates.")
 _PATH = "/v1/audio/voices"
@@ -21,19 +23,15 @@ def add(
     api_key: ApiKey = None,
 ) -> None:
     """Upload a voice."""
-    from cli.http import check, connect, files, payload
-
-    body = {"name": name, "consent": consent} | ({"ref_text": text} if text else {})
+    body = payload(given(name=name, consent=consent, ref_text=text), files("audio_sample", [file]))
     with connect(url, api_key) as client:
-        voice = check(client.post(_PATH, **payload(body, files("audio_sample", [file])))).json()
+        voice = check(client.post(_PATH, **body)).json()
     typer.echo(f"added {voice['name']}: {voice['seconds']:.1f} s, id {voice['id']}")
 
 
 @app.command("list")
 def show(url: Url = LOCAL, api_key: ApiKey = None) -> None:
     """List the model's voices and those that were uploaded."""
-    from cli.http import check, connect
-
     with connect(url, api_key) as client:
         voices = check(client.get(_PATH)).json()["data"]
     for voice in voices:
@@ -41,16 +39,8 @@ def show(url: Url = LOCAL, api_key: ApiKey = None) -> None:
 
 
 @app.command("rm")
-def remove(
-    voice: Annotated[str, typer.Argument(help="name or id")],
-    url: Url = LOCAL,
-    api_key: ApiKey = None,
-) -> None:
+def remove(voice: Annotated[str, typer.Argument(help="name or id")], url: Url = LOCAL, api_key: ApiKey = None) -> None:
     """Remove an uploaded voice."""
-    from urllib.parse import quote
-
-    from cli.http import check, connect
-
     with connect(url, api_key) as client:
         removed = check(client.delete(f"{_PATH}/{quote(voice, safe='')}")).json()
     typer.echo(f"removed {removed['name']}")

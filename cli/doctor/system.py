@@ -23,33 +23,25 @@ SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True)
-class Package:
-    """A package's name in each package manager; empty: part of another package."""
-
-    apt: str
-    dnf: str
-    apk: str
-
-
-NUMA = Package("libnuma1", "numactl-libs", "numactl")
-VENV = Package("python3-venv", "", "")
-COMPILER = Package("g++", "gcc-c++", "g++")
-PORTAUDIO = Package("libportaudio2", "portaudio", "portaudio")
+# A package's name in each package manager that has it apart.
+NUMA = {"apt": "libnuma1", "dnf": "numactl-libs", "apk": "numactl"}
+VENV = {"apt": "python3-venv"}
+COMPILER = {"apt": "g++", "dnf": "gcc-c++", "apk": "g++"}
+PORTAUDIO = {"apt": "libportaudio2", "dnf": "portaudio", "apk": "portaudio"}
 INSTALL = {"apt": "apt-get install -y --no-install-recommends", "dnf": "dnf install -y", "apk": "apk add"}
 
 
 @dataclass(frozen=True)
 class Lack:
-    """Something missing; `package` brings it, and without it Quartet does not run if `fatal`."""
+    """Something missing; `package` brings it. If `fatal`, Quartet does not run."""
 
     text: str
-    package: Package | None = None
+    package: dict[str, str] | None = None
     fatal: bool = True
 
 
 def lacks(thinker: str = "thinker-cpu", folder: Path | None = None) -> Iterator[Lack]:
-    """Lists what this machine lacks.
+    """Yields what is missing here.
 
     Args:
         thinker: the extra: "thinker-cpu" or "thinker-cuda".
@@ -71,11 +63,8 @@ def lacks(thinker: str = "thinker-cpu", folder: Path | None = None) -> Iterator[
     if not shutil.which("g++"):
         yield Lack("a C++ compiler (g++): stages compile with it where --compile=on is set", COMPILER, fatal=False)
     if not _loads("libportaudio.so.2"):
-        yield Lack(
-            "PortAudio (libportaudio.so.2): `quartet talk` reaches microphone and speakers by it",
-            PORTAUDIO,
-            fatal=False,
-        )
+        use = "PortAudio (libportaudio.so.2): `quartet talk` reaches microphone and speakers by it"
+        yield Lack(use, PORTAUDIO, fatal=False)
 
 
 def _room(thinker: str, folder: Path | None) -> Iterator[Lack]:
@@ -88,9 +77,8 @@ def _room(thinker: str, folder: Path | None) -> Iterator[Lack]:
         needed = f"the five processes of `make demo` take {MEMORY_BYTES / GIB:.0f}"
         yield Lack(f"memory: there are {memory / GIB:.1f} GiB, and {needed}", fatal=False)
     if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
-        yield Lack(
-            f"{SHARED_MEMORY}, writable: processes hand each other tensors there: mount -t tmpfs tmpfs {SHARED_MEMORY}"
-        )
+        mount = f"mount -t tmpfs tmpfs {SHARED_MEMORY}"
+        yield Lack(f"{SHARED_MEMORY}, writable: processes hand each other tensors there: {mount}")
     elif (size := shutil.disk_usage(SHARED_MEMORY).total) < SHARED_MEMORY_BYTES:
         have = f"{SHARED_MEMORY} has {size / 2**20:.0f} MiB"
         yield Lack(f"{have}, {SHARED_MEMORY_BYTES / 2**20:.0f} are needed: mount -o remount,size=1g {SHARED_MEMORY}")
@@ -104,6 +92,11 @@ def _loads(library: str) -> bool:
     return True
 
 
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def memory_bytes() -> int:
     """Memory of this machine, or of this container."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -115,18 +108,17 @@ def memory_bytes() -> int:
 
 
 def manager() -> str | None:
-    """Returns this system's package manager: "apt", "dnf", "apk" or None."""
     return next((name for name in INSTALL if shutil.which("apt-get" if name == "apt" else name)), None)
 
 
-def command(packages: Sequence[Package], by: str) -> str:
-    """Returns the command of package manager `by`; empty: nothing to install."""
-    names = [name for package in packages if (name := getattr(package, by))]
+def command(packages: Sequence[dict[str, str]], by: str) -> str:
+    """Returns the command of `by`; empty: nothing to install."""
+    names = [package[by] for package in packages if by in package]
     return " ".join([INSTALL[by], *dict.fromkeys(names)]) if names else ""
 
 
-def commands(packages: Sequence[Package]) -> str:
-    """Returns how to install `packages` here, for each manager where none is known."""
+def commands(packages: Sequence[dict[str, str]]) -> str:
+    """Returns how to install `packages` here, or by each manager."""
     found = manager()
     lines = [command(packages, by) for by in ([found] if found else INSTALL)]
     return " | ".join(f"{'' if os.geteuid() == 0 else 'sudo '}{line}" for line in lines if line)

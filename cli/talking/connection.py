@@ -9,8 +9,7 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from cli.http import ServerError, address, message, socket_of
-from cli.say import model_that
+from cli.http import ServerError, address, message, model_that, socket_of
 
 _OPEN_TIMEOUT_S = 10.0
 
@@ -21,12 +20,12 @@ class Connection:
         self._error = ""
 
     async def send(self, event: dict[str, Any]) -> None:
-        """Sends an event; a closed connection drops it, and `event` raises."""
+        """A closed connection drops the event, and `event` raises."""
         with contextlib.suppress(ConnectionClosed):
             await self._socket.send(json.dumps(event))
 
     async def event(self) -> dict[str, Any]:
-        """Returns the server's next event. Raises ServerError: the server ended the session."""
+        """Raises ServerError: the server ended the session."""
         try:
             event = json.loads(await self._socket.recv())
         except ConnectionClosed as error:
@@ -36,7 +35,7 @@ class Connection:
         return event
 
     async def begin(self, session: dict[str, Any]) -> dict[str, Any]:
-        """Updates the session and returns the effective one. Raises ServerError."""
+        """Returns the effective session. Raises ServerError."""
         await self.send({"type": "session.update", "session": session})
         while True:
             event = await self.event()
@@ -48,7 +47,7 @@ class Connection:
 
 @contextlib.asynccontextmanager
 async def opened(client: httpx.Client, model: str) -> AsyncIterator[Connection]:
-    """Opens a realtime session. Raises ServerError."""
+    """Raises ServerError."""
     url, headers = socket_of(client, "/v1/realtime")
     try:
         async with connect(
@@ -67,10 +66,10 @@ async def opened(client: httpx.Client, model: str) -> AsyncIterator[Connection]:
 
 
 def model_that_converses(client: httpx.Client, *, speaks: bool) -> str:
-    """Returns the server's model that hears and answers. Raises ServerError: it has none."""
+    """Raises ServerError: there is none."""
+    output, does = ("audio", "hears and speaks") if speaks else ("text", "hears and writes")
 
     def fits(facts: dict[str, Any]) -> bool:
-        modalities = facts.get("output_modalities") or ()
-        return "audio" in (facts.get("input_modalities") or ()) and ("audio" if speaks else "text") in modalities
+        return "audio" in (facts.get("input_modalities") or ()) and output in (facts.get("output_modalities") or ())
 
-    return model_that(client, "hears and speaks" if speaks else "hears and writes", fits)
+    return model_that(client, does, fits)

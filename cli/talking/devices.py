@@ -1,7 +1,7 @@
 """Microphone and speakers, by PortAudio."""
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from cli.talking.playback import PlaybackBuffer
@@ -12,36 +12,39 @@ _FORMAT: dict[str, Any] = {"samplerate": RATE_HZ, "channels": 1, "dtype": "int16
 _FILES = "--in FILE and --out FILE need neither"
 
 
-@contextlib.contextmanager
-def microphone(name: str | None, take: Callable[[bytes], None]) -> Iterator[None]:
+def microphone(name: str | None, take: Callable[[bytes], None]) -> AbstractContextManager[None]:
     """Passes sound to `take` in a thread of its own: mono PCM16, 24 kHz, PIECE_MS at a time. Raises CommandError.
 
     Args:
-        name: or number of the device; None: the system's choice.
+        name: or number of the device; None: the system's.
     """
 
     def on_block(data: Any, _frames: int, _time: object, _status: object) -> None:
         take(bytes(data))
 
     size = RATE_HZ * PIECE_MS // 1000
-    with _stream("microphone", "RawInputStream", name, blocksize=size, callback=on_block):
-        yield
+    return _stream("microphone", "RawInputStream", name, blocksize=size, callback=on_block)
 
 
-@contextlib.contextmanager
-def speakers(name: str | None, playback: PlaybackBuffer) -> Iterator[None]:
+def speakers(name: str | None, playback: PlaybackBuffer) -> AbstractContextManager[None]:
     """Plays `playback` in the block. Raises CommandError."""
 
     def play(data: Any, frames: int, _time: object, _status: object) -> None:
         data[:] = playback.pull(frames)
 
-    with _stream("speakers", "RawOutputStream", name, latency="low", callback=play):
-        yield
+    return _stream("speakers", "RawOutputStream", name, latency="low", callback=play)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _stream(what: str, kind: str, name: str | None, **options: Any) -> Iterator[None]:
-    sounddevice = _portaudio()
+    try:
+        import sounddevice
+    except ImportError:
+        reason = "need the package sounddevice: pip install 'quartet[talk]'"
+        raise CommandError(f"microphone and speakers {reason}; {_FILES}") from None
+    except OSError:  # it finds no PortAudio; its wheels for macOS and Windows bring it along
+        reason = "need PortAudio: apt install libportaudio2, or the like"
+        raise CommandError(f"microphone and speakers {reason}; {_FILES}") from None
     device = int(name) if name is not None and name.isdecimal() else name
     try:
         stream = getattr(sounddevice, kind)(device=device, **_FORMAT, **options)
@@ -53,16 +56,3 @@ def _stream(what: str, kind: str, name: str | None, **options: Any) -> Iterator[
         raise CommandError(f"no {what}: {str(error).splitlines()[0]}; {choice}; {_FILES}") from None
     with stream:
         yield
-
-
-def _portaudio() -> Any:
-    """Imports the library. Raises CommandError."""
-    try:
-        import sounddevice
-    except ImportError:
-        reason = "need the package sounddevice: pip install 'quartet[talk]'"
-    except OSError:  # it finds no PortAudio; its wheels for macOS and Windows bring it along
-        reason = "need PortAudio: apt install libportaudio2, or the like"
-    else:
-        return sounddevice
-    raise CommandError(f"microphone and speakers {reason}; {_FILES}")

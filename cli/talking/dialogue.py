@@ -1,6 +1,7 @@
 """State of a spoken conversation: handles each server event and returns the client's replies."""
 
 import base64
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from cli.http import message
 from cli.talking.playback import PlaybackBuffer
 from cli.talking.sound import InputMeter
-from cli.talking.summary import Tokens, TurnTiming
+from cli.talking.summary import TurnTiming
 
 USER, MODEL, NOTE, ERROR = "you", "model", "", "error"
 MARK = "mark-"  # prefix of event ids that probe how far the server has read
@@ -21,8 +22,6 @@ Event = dict[str, Any]
 
 @dataclass
 class AnswerItem:
-    """The model's current item and its text so far."""
-
     id: str
     text: str = ""
     is_done: bool = False
@@ -39,8 +38,10 @@ class Dialogue:
     Attributes:
         first: which part of an answer comes first, "audio" or "text".
         user_text: transcript of the user's turn so far.
+        untranscribed: ids of the user's turns whose transcripts are awaited.
         answer: the current item.
         read: number of marks that the server has read.
+        tokens: of all answers: "input", "cached" (of the input) and "output".
     """
 
     def __init__(
@@ -54,15 +55,15 @@ class Dialogue:
         is_transcribed: bool = True,
     ) -> None:
         self._playback, self._sent, self._say = playback, sent, say
-        self._may_interrupt, self._is_written, self._is_transcribed = may_interrupt, is_written, is_transcribed
+        self._may_interrupt, self._is_transcribed = may_interrupt, is_transcribed
         self.first = "text" if is_written else "audio"
         self.turns: list[TurnTiming] = []
-        self.interruptions, self.tokens, self.read = 0, Tokens(), 0
+        self.interruptions, self.tokens, self.read = 0, Counter[str](), 0
         self.user_speaks, self.user_text = False, ""
         self.answer: AnswerItem | None = None
         self._begin_ms, self._played_s = 0.0, float("-inf")
         self._awaited, self._active = False, False
-        self._untranscribed: set[str] = set()
+        self.untranscribed: set[str] = set()
         self._cut: set[str] = set()
 
     @property
@@ -70,24 +71,19 @@ class Dialogue:
         """Whether an answer is awaited, generated or played."""
         return self._awaited or self._active or self._playback.is_speaking or self.answer is not None
 
-    @property
-    def is_transcribing(self) -> bool:
-        return bool(self._untranscribed)
-
     def is_muted(self, now_s: float) -> bool:
         """Whether the microphone is off because the speakers play."""
         return not self._may_interrupt and (self._playback.is_speaking or now_s < self._played_s + _ROOM_S)
 
     def tick(self, now_s: float) -> None:
-        """Prints an answer that has been played. Called a few times a second."""
+        """Prints an answer that has been played."""
         if self._playback.is_speaking:
             self._played_s = now_s
-        answer = self.answer
-        if answer is not None and answer.is_done and not self._playback.has(answer.id):
-            self._show(answer.text)
+        if self.answer is not None and self.answer.is_done and not self._playback.has(self.answer.id):
+            self._show(self.answer.text)
 
     def close(self) -> None:
-        """Prints what is left, at the conversation's end."""
+        """Prints what is left."""
         if self.user_text:
             self._say(USER, self.user_text.strip())
         if self.answer is not None:
@@ -105,7 +101,7 @@ class Dialogue:
         return cancel + self._stop()
 
     def take(self, event: Event, now_s: float) -> list[Event]:
-        """Handles an event of the server and returns the replies."""
+        """Returns the replies."""
         kind = event["type"].removeprefix("response.")
         match kind:
             case "input_audio_buffer.speech_started":
@@ -115,7 +111,7 @@ class Dialogue:
                 self.user_speaks = False
                 self._end_turn(event["audio_end_ms"])
             case "input_audio_buffer.committed" if self._is_transcribed:
-                self._untranscribed.add(event["item_id"])
+                self.untranscribed.add(event["item_id"])
             case "created":
                 self._awaited, self._active = False, True
             case "done":
@@ -131,7 +127,7 @@ class Dialogue:
         return []
 
     def _end_turn(self, end_ms: float) -> None:
-        self.turns.append(TurnTiming(len(self.turns) + 1, self._sent.last_word_s(self._begin_ms, end_ms)))
+        self.turns.append(TurnTiming(self._sent.last_word_s(self._begin_ms, end_ms)))
         self._awaited, self._begin_ms = True, end_ms
 
     def _stop(self) -> list[Event]:
@@ -147,8 +143,8 @@ class Dialogue:
         return [event for cut in cuts for event in self._truncate(*cut)]
 
     def _truncate(self, id: str, played_ms: int) -> Iterable[Event]:
-        """Truncates the item and requests the rest of its text."""
-        if not self._is_written:
+        """Truncates the item and requests the text that is left."""
+        if self.first == "audio":
             yield {"type": "conversation.item.truncate", "item_id": id, "content_index": 0, "audio_end_ms": played_ms}
         yield {"type": "conversation.item.retrieve", "item_id": id}
 
@@ -163,7 +159,9 @@ class Dialogue:
 
     def _finish(self, response: Event) -> None:
         self._active = False
-        self.tokens.add(response.get("usage") or {})
+        usage = response.get("usage") or {}
+        cached = (usage.get("input_token_details") or {}).get("cached_tokens", 0)
+        self.tokens.update(input=usage.get("input_tokens", 0), cached=cached, output=usage.get("output_tokens", 0))
         details = response.get("status_details") or {}
         if response["status"] == "failed":
             self._say(ERROR, (details.get("error") or {}).get("message") or "the answer failed")
@@ -186,15 +184,13 @@ class Dialogue:
     def _take_transcript(self, what: str, event: Event) -> None:
         if what == "delta":
             self.user_text += event.get("delta") or ""
-            return
-        if what in ("completed", "failed"):
-            self._untranscribed.discard(event["item_id"])
+        elif what in ("completed", "failed"):
+            self.untranscribed.discard(event["item_id"])
             self.user_text = ""
             failed = f"(not written down: {(event.get('error') or {}).get('message')})"
             self._say(USER, event["transcript"].strip() if what == "completed" else failed)
 
     def _take_output(self, kind: str, event: Event, now_s: float) -> None:
-        """Adds audio, transcript or text to the answer."""
         if kind in ("output_audio.delta", "output_audio_transcript.delta", "output_text.delta"):
             if self.answer is None or self.answer.id != event["item_id"]:
                 self.answer = AnswerItem(event["item_id"])
@@ -202,15 +198,13 @@ class Dialogue:
                 self._playback.add(self.answer.id, base64.b64decode(event["delta"]))
             else:
                 self.answer.text += event["delta"]
-            if kind == ("output_text.delta" if self._is_written else "output_audio.delta"):
+            if kind == f"output_{self.first}.delta":
                 self._note_first(now_s)
         elif kind == "output_audio.done":
             self._playback.complete(event["item_id"])
 
     def _note_first(self, now_s: float) -> None:
-        turn = self.turns[-1] if self.turns else None
-        if turn is None or turn.answered_s is not None:
-            return
-        turn.answered_s = now_s
-        if turn.latency_s is not None:
-            self._say(NOTE, f"turn {turn.number}: first {self.first} after {turn.latency_s:.2f} s")
+        if self.turns and (turn := self.turns[-1]).answered_s is None:
+            turn.answered_s = now_s
+            if turn.latency_s is not None:
+                self._say(NOTE, f"turn {len(self.turns)}: first {self.first} after {turn.latency_s:.2f} s")

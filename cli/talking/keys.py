@@ -11,7 +11,7 @@ _TURN = {" ", "\n", "\r"}
 
 @contextlib.contextmanager
 def turn_key(pressed: Callable[[], object]) -> Iterator[bool]:
-    """Calls `pressed` on space and Enter, within a running event loop. Yields whether there is a keyboard."""
+    """Calls `pressed` on space and Enter. Yields whether there is a keyboard."""
     if not sys.stdin.isatty() or os.name != "posix":
         yield False
         return

@@ -16,7 +16,7 @@ class _ItemAudio:
 
 
 class PlaybackBuffer:
-    """Sound that waits to be played. Speakers pull from it in a thread of their own."""
+    """Sound to be played. Speakers pull from it in their own thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class PlaybackBuffer:
         return bytes(pulled.ljust(wanted, b"\0"))
 
     def stop(self) -> list[tuple[str, int]]:
-        """Drops all sound; returns (id, milliseconds played) of each unfinished item."""
+        """Drops all; returns (id, milliseconds played) of each unfinished item."""
         with self._lock:
             cuts = [(answer.id, answer.played_bytes * 1000 // (BYTES_PER_SAMPLE * RATE_HZ)) for answer in self._answers]
             self._answers.clear()
@@ -62,7 +62,6 @@ class PlaybackBuffer:
         return bool(self._answers)
 
     def has(self, id: str) -> bool:
-        """Returns whether the item has sound left to play."""
         with self._lock:
             return any(answer.id == id for answer in self._answers)
 

@@ -18,7 +18,7 @@ _STEP_S = 0.02
 
 
 def pieces(file: Path) -> Iterator[bytes]:
-    """Yields a file's sound, mono PCM16 of 24 kHz, PIECE_BYTES at a time. Raises CommandError."""
+    """Yields mono PCM16 of 24 kHz, PIECE_BYTES at a time. Raises CommandError."""
     read = _read(file)
     first = next(read, None)
     if first is None:
@@ -32,34 +32,24 @@ def _read(file: Path) -> Iterator[bytes]:
         import av.error
     except ImportError:
         raise CommandError("--in needs PyAV, which reads media files: pip install 'quartet[talk]'") from None
-    left = bytearray()
     try:
         with av.open(str(file)) as opened:
             if not opened.streams.audio:
                 return
-            resampler = av.AudioResampler("s16", "mono", RATE_HZ)
+            resampler = av.AudioResampler("s16", "mono", RATE_HZ, PIECE_BYTES // BYTES_PER_SAMPLE)
             for frame in chain(opened.decode(audio=0), [None]):  # None: the resampler's rest
-                for ready in resampler.resample(frame):
-                    left += bytes(ready.planes[0])[: ready.samples * BYTES_PER_SAMPLE]
-                while len(left) >= PIECE_BYTES:
-                    yield bytes(left[:PIECE_BYTES])
-                    del left[:PIECE_BYTES]
+                for piece in resampler.resample(frame):
+                    yield bytes(piece.planes[0])[: piece.samples * BYTES_PER_SAMPLE].ljust(PIECE_BYTES, b"\0")
     except (av.error.FFmpegError, OSError) as error:
         raise CommandError(f"--in: {file} cannot be read: {error.strerror}") from None
-    if left:
-        yield bytes(left.ljust(PIECE_BYTES, b"\0"))
 
 
 @contextlib.contextmanager
 def recorder(playback: PlaybackBuffer, out: Path) -> Iterator[Callable[[], Coroutine[Any, Any, None]]]:
-    """Yields a coroutine that records `playback` to `out` in real time. A block that fails leaves no file. Raises
-    CommandError.
-    """
+    """Yields what records `playback` in real time. A block that fails leaves no file. Raises CommandError."""
     try:
         with written(out) as file, wave.open(file, "wb") as opened:
-            opened.setnchannels(1)
-            opened.setsampwidth(BYTES_PER_SAMPLE)
-            opened.setframerate(RATE_HZ)
+            opened.setparams((1, BYTES_PER_SAMPLE, RATE_HZ, 0, "NONE", ""))
             yield lambda: _record(playback, opened)
     except OSError as error:
         raise CommandError(f"--out: {error}") from None

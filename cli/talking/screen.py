@@ -34,7 +34,7 @@ def bar(level_db: float) -> Text:
 
 @contextlib.contextmanager
 def shown(dialogue: Dialogue, sent: InputMeter, now_s: Callable[[], float], hint: str) -> Iterator[Callable[[], None]]:
-    """Shows the conversation's state below its lines, on a terminal only. Yields a function that renews it.
+    """Shows the state below the lines, on a terminal only. Yields a function that renews it.
 
     Args:
         hint: the available keys.
@@ -58,7 +58,7 @@ def shown(dialogue: Dialogue, sent: InputMeter, now_s: Callable[[], float], hint
 
 
 def _unfinished(dialogue: Dialogue) -> Iterator[Text]:
-    """Yields the end of each unfinished text, one line each."""
+    """The end of each unfinished text, one line each."""
     answer = dialogue.answer
     for who, text in ((USER, dialogue.user_text), (MODEL, answer.text if answer else "")):
         if text:

@@ -5,7 +5,7 @@ import base64
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import httpx
 
@@ -17,7 +17,6 @@ from cli.talking.playback import PlaybackBuffer
 from cli.talking.sound import PIECE_BYTES, PIECE_MS, InputMeter
 
 BackgroundTask: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-Vad: TypeAlias = Literal["server", "semantic", "manual"]
 
 _SHOW_S = 0.1
 _MARK_PIECES = 5  # a file is at most this far ahead of the server
@@ -26,9 +25,8 @@ _TRANSCRIPT_S = 30.0  # wait for the last transcripts
 
 
 def session_settings(
-    *, voice: str | None, instructions: str | None, is_written: bool, vad: Vad, transcription: dict[str, Any] | None
+    voice: str | None, instructions: str | None, transcription: dict[str, Any] | None, *, is_written: bool, vad: str
 ) -> dict[str, Any]:
-    """Builds the session of session.update."""
     detection = None if vad == "manual" else {"type": f"{vad}_vad"}
     output = {} if voice is None else {"output": {"voice": voice}}
     return {
@@ -40,17 +38,17 @@ def session_settings(
 
 
 class TalkSession:
-    """One session, from its first sound to its end.
+    """A conversation.
 
     Args:
         settings: for session.update.
         may_interrupt: the user may speak while the model does.
 
     Attributes:
-        dialogue: its state; None until it has begun.
+        dialogue: None until the session has begun.
     """
 
-    def __init__(self, settings: dict[str, Any], vad: Vad, may_interrupt: bool, playback: PlaybackBuffer) -> None:
+    def __init__(self, settings: dict[str, Any], vad: str, may_interrupt: bool, playback: PlaybackBuffer) -> None:
         self._settings, self._is_manual, self._may_interrupt = settings, vad == "manual", may_interrupt
         self._is_written = settings["output_modalities"] == ["text"]
         self._playback, self._sent = playback, InputMeter()
@@ -60,7 +58,7 @@ class TalkSession:
         self.dialogue: Dialogue | None = None
 
     def add_microphone(self, piece: bytes) -> None:
-        """Takes a piece of the microphone's sound. Thread-safe."""
+        """Thread-safe."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the conversation is over
                 self._loop.call_soon_threadsafe(self._microphone.put_nowait, piece)
@@ -73,15 +71,12 @@ class TalkSession:
         in_real_time: bool,
         *beside: BackgroundTask,
     ) -> None:
-        """Talks until the file is answered; from the microphone until it is cancelled.
+        """Talks until the file is answered; from the microphone until it is cancelled. Raises CommandError.
 
         Args:
             pieces: of the file; None: the microphone's.
-            in_real_time: whether the file is sent no faster than it was spoken.
+            in_real_time: the file is sent no faster than it was spoken.
             beside: tasks that run meanwhile.
-
-        Raises:
-            ServerError, CommandError
         """
         async with opened(client, model) as connection:
             effective = await connection.begin(self._settings)
@@ -124,7 +119,7 @@ class TalkSession:
                     await asyncio.sleep(_SHOW_S)
 
     async def _talk(self, connection: Connection, dialogue: Dialogue) -> None:
-        """Sends the microphone's sound, or silence while it is muted."""
+        """Sends silence while the microphone is muted."""
         while True:
             piece = await self._microphone.get()
             if self._is_manual and dialogue.is_answering:
@@ -135,7 +130,7 @@ class TalkSession:
     async def _send_file(
         self, connection: Connection, dialogue: Dialogue, pieces: Iterator[bytes], in_real_time: bool
     ) -> None:
-        """Sends the file, and returns when all of it is answered."""
+        """Returns when all of it is answered."""
         pace = _Pace(connection, dialogue, in_real_time, waits=not self._may_interrupt and not self._is_manual)
         for piece in pieces:
             await pace.next()
@@ -148,14 +143,16 @@ class TalkSession:
         await _until(lambda: not dialogue.is_answering)
         with suppress(TimeoutError):
             async with asyncio.timeout(_TRANSCRIPT_S):
-                await _until(lambda: not dialogue.is_transcribing)
+                await _until(lambda: not dialogue.untranscribed)
 
     async def _end_last_turn(self, connection: Connection, dialogue: Dialogue, pace: "_Pace") -> None:
         """Sends silence until the server has detected the last turn's end."""
+        first_silent_mark = 0
         for _ in range(round(_MOST_SILENCE_S * 1000 / PIECE_MS)):
             await pace.next()
             await self._append(connection, bytes(PIECE_BYTES))
-            if pace.silent_marks_read() and not dialogue.user_speaks:
+            first_silent_mark = first_silent_mark or pace.marks
+            if dialogue.read > first_silent_mark + 1 and not dialogue.user_speaks:
                 return
 
     async def _append(self, connection: Connection, piece: bytes) -> None:
@@ -164,40 +161,30 @@ class TalkSession:
 
 
 class _Pace:
-    """Times the pieces of a file.
-
-    To learn how far the server has read, it sends a request that the server refuses: refusals come in order.
+    """Times the pieces of a file. Requests that the server refuses show how far it has read: refusals come in order.
 
     Args:
-        in_real_time: a piece takes its time.
         waits: no piece is sent while the model answers, or far ahead of the server.
     """
 
     def __init__(self, connection: Connection, dialogue: Dialogue, in_real_time: bool, waits: bool) -> None:
         self._connection, self._dialogue = connection, dialogue
         self._in_real_time, self._waits = in_real_time, waits
-        self._due_s, self._pieces, self._marks = time.monotonic(), 0, 0
-        self._first_silent_mark: int | None = None
+        self._due_s, self._pieces, self.marks = time.monotonic(), 0, 0
 
     async def next(self) -> None:
         """Returns when the next piece is due."""
         if self._pieces % _MARK_PIECES == 0:
-            self._marks += 1
-            mark = f"{MARK}{self._marks}"
+            self.marks += 1
+            mark = f"{MARK}{self.marks}"
             await self._connection.send({"type": "conversation.item.retrieve", "item_id": mark, "event_id": mark})
         self._pieces += 1
         if self._waits:
-            await _until(lambda: self._dialogue.read >= self._marks - 1)
+            await _until(lambda: self._dialogue.read >= self.marks - 1)
             await _until(lambda: not self._dialogue.is_answering)
         if self._in_real_time:
             self._due_s = max(self._due_s + PIECE_MS / 1000, time.monotonic() - PIECE_MS / 1000)
             await asyncio.sleep(self._due_s - time.monotonic())
-
-    def silent_marks_read(self) -> bool:
-        """Returns whether the server has read enough silence after the file."""
-        if self._first_silent_mark is None:
-            self._first_silent_mark = self._marks
-        return self._dialogue.read > self._first_silent_mark + 1
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -208,7 +195,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 async def _until_one_ends(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Runs coroutines until one ends, then cancels the others. Raises its error."""
+    """Cancels the others then. Raises its error."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

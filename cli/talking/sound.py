@@ -21,20 +21,20 @@ def level_db(pcm16: bytes) -> float:
 
 
 class InputMeter:
-    """Measures the user's sound: `ms` sent in all, `level_db` of the last piece."""
+    """`ms`: sent in all; `level_db`: of the last piece."""
 
     def __init__(self) -> None:
         self.ms, self.level_db = 0.0, SILENCE_DB
         self._pieces: deque[tuple[float, float, float]] = deque(maxlen=_KEPT_PIECES)
 
     def add(self, pcm16: bytes, now_s: float) -> None:
-        """Adds a piece that was sent at `now_s`, when its last sample had been spoken."""
+        """`now_s`: when the last sample had been spoken."""
         self.ms += len(pcm16) * 1000 / (BYTES_PER_SAMPLE * RATE_HZ)
         self.level_db = level_db(pcm16)
         self._pieces.append((self.ms, self.level_db, now_s))
 
     def last_word_s(self, begin_ms: float, end_ms: float) -> float | None:
-        """Returns when the last loud piece between two times of the sound was sent; None: there is none."""
+        """Returns when the last loud piece between two times of the sound was sent."""
         turn = [(level, now_s) for ms, level, now_s in self._pieces if begin_ms < ms <= end_ms + PIECE_MS]
         loudest = max((level for level, _ in turn), default=SILENCE_DB)
         return next((now_s for level, now_s in reversed(turn) if level > loudest - _LOUD_DB), None)

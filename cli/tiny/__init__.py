@@ -1,7 +1,4 @@
-"""Small random checkpoints with the real architectures of the models that are served.
-
-Diffusion checkpoints have diffusers' layout, classes, config keys and tokenizers; only sizes and weights differ.
-"""
+"""Small random checkpoints with the architectures, config keys and tokenizers of the served models."""
 
 import warnings
 from collections.abc import Callable
@@ -14,29 +11,22 @@ _OF_STAGES: dict[str, Callable[[Path, str], None]] = {}
 for _family in families():
     if _family.has("tiny"):
         _OF_STAGES |= _family.part("tiny").ARCHS
-# Diffusion's architecture -> module here that has the function of its name, `(size: Size) -> DiffusionPipeline`.
-FAMILIES = {
-    "sd3": "image",
-    "flux": "image",
-    "flux2-klein": "image",
-    "qwen-image": "vision_language",
-    "qwen-image-edit": "vision_language",
-    "z-image": "image",
-    "glm-image": "vision_language",
-    "wan": "video_audio",
-    "wan-i2v": "video_audio",
-    "stable-audio": "video_audio",
+# Modules here -> diffusion's architectures, each a function of its name, `(size: Size) -> DiffusionPipeline`.
+_MODULES = {
+    "image": ("sd3", "flux", "flux2-klein", "z-image"),
+    "vision_language": ("qwen-image", "qwen-image-edit", "glm-image"),
+    "video_audio": ("wan", "wan-i2v", "stable-audio"),
 }
+FAMILIES = {arch: module for module, archs in _MODULES.items() for arch in archs}
 ARCHS = (*_OF_STAGES, *FAMILIES)
 
 
 def make_checkpoint(out: Path, seed: int, size: str, arch: str = ARCHS[0]) -> Path:
-    """Writes a checkpoint into the directory `out` and returns it.
+    """Writes a checkpoint into `out` and returns it.
 
     Args:
         seed: of the weights. Tokenizers and configs depend on architecture and size only.
         size: "tiny" or "small": they differ in every dimension and special id.
-        arch: one of `ARCHS`.
     """
     import torch
     from transformers.utils import logging

@@ -27,7 +27,7 @@ Widths = tuple[int, int, int]  # hidden, layers, heads
 
 @dataclass(frozen=True)
 class Size:
-    """Sizes that most families share; a family picks its own where it differs."""
+    """Sizes that most families share."""
 
     words: int  # merges of a byte-level BPE, or whole words
     clip: Widths  # of the first CLIP, and of vision encoders
@@ -55,7 +55,7 @@ SIZES = {
 
 
 def clip_tokenizer(merges: int, pad_token: str = "<|endoftext|>") -> CLIPTokenizer:
-    """Lower-case BPE whose words end in `</w>`; at most 77 tokens, start and end included."""
+    """Lower-case BPE whose words end in `</w>`; at most 77 tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trained = Tokenizer(models.BPE(end_of_word_suffix="</w>"))
     trained.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -70,7 +70,7 @@ def clip_tokenizer(merges: int, pad_token: str = "<|endoftext|>") -> CLIPTokeniz
 
 
 def t5_tokenizer(words: int, max_length: int = 512) -> T5Tokenizer:
-    """Unigram model of ASCII characters and the corpus' `words` most frequent words, with T5's 100 extra ids."""
+    """Unigram model of ASCII characters and the corpus' `words` most frequent words, with 100 extra ids."""
     frequent = Counter(CORPUS.lower().split()).most_common(words)
     characters = ["\u2581", *(chr(code) for code in range(33, 127))]
     pieces = [(word, -5 - math.log(1 + rank)) for rank, (word, _) in enumerate(frequent) if len(word) > 1]
@@ -80,14 +80,14 @@ def t5_tokenizer(words: int, max_length: int = 512) -> T5Tokenizer:
 
 
 def qwen_tokenizer(merges: int, words: tuple[str, ...] = ()) -> Qwen2Tokenizer:
-    """Byte-level BPE with a chat template. Each text of `words` gets a token of its own, before the merges."""
+    """Byte-level BPE. Each text of `words` gets a token of its own, before the merges."""
     tokenizer = make_tokenizer(merges, words)
     tokenizer.chat_template = QWEN3_TEMPLATE
     return tokenizer
 
 
 def clip(model: Any, tokenizer: CLIPTokenizer, widths: Widths, suffix: str = "") -> dict[str, Any]:
-    """Components of CLIP's text half, random weights; the projection is as wide as the encoder, as published.
+    """Components of CLIP's text half; the projection is as wide as the encoder, as published.
 
     Args:
         suffix: of the components' names.
@@ -144,7 +144,7 @@ def _widths(hidden: int, layers: int, heads: int) -> dict[str, Any]:
 
 
 def vae_sizes(channels: int, latent_channels: int) -> dict[str, Any]:
-    """Arguments of an image VAE of four levels; the finest has `channels`, 4 times N."""
+    """Arguments of an image VAE; its finest level has `channels`, 4 times N."""
     return {
         "block_out_channels": (channels, 2 * channels, 2 * channels, 3 * channels),
         "layers_per_block": 1,
@@ -155,7 +155,7 @@ def vae_sizes(channels: int, latent_channels: int) -> dict[str, Any]:
 
 
 def image_vae(size: Size, **scale: Any) -> AutoencoderKL:
-    """The VAE of SD3, FLUX.1, Z-Image and GLM-Image: no quantizing convolutions.
+    """The VAE of SD3, FLUX.1, Z-Image and GLM-Image.
 
     Args:
         scale: of latents, as in the published config.
@@ -178,7 +178,7 @@ def video_vae_sizes(channels: int, latent_channels: int) -> dict[str, Any]:
 
 
 def latent_statistics(latent_channels: int) -> dict[str, Any]:
-    """Mean and standard deviation of each latent channel: no two equal, so that a mixed-up order shows."""
+    """No two channels are equal, so that a mixed-up order shows."""
     return {
         "latents_mean": [0.1 * (channel - latent_channels / 2) for channel in range(latent_channels)],
         "latents_std": [1 + 0.05 * channel for channel in range(latent_channels)],

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from cli.tiny import parts
 from cli.tiny.parts import Size, Widths
 from services.families.qwen3_omni.tiny.processor import make_tokenizer
+from services.families.tiny_parts import token_ids
 
 # Qwen-Image's pipelines put a fixed text before the prompt and drop the states of as many tokens as that has in the
 # published vocabulary: 34 and 64. A vocabulary with these words has as many.
@@ -74,9 +75,7 @@ def _qwen_components(s: Size, tokenizer: transformers.Qwen2Tokenizer, vae_channe
 
 def _qwen_config(s: Size, tokenizer: transformers.Qwen2Tokenizer) -> transformers.Qwen2_5_VLConfig:
     tokens = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
-    ids: dict[str, Any] = {
-        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>") for name, token in tokens.items()
-    }
+    ids = token_ids(tokenizer, {f"{name}_token_id": f"<|{token}|>" for name, token in tokens.items()})
     return transformers.Qwen2_5_VLConfig(
         text_config=parts.language_sizes(len(tokenizer), s.language)
         | {
@@ -123,7 +122,7 @@ def glm_image(s: Size) -> diffusers.GlmImagePipeline:
 
 
 def _image_tokens(codebook: int) -> int:
-    """Ids of the codebook, an image's start and end, and some unused ones, as published."""
+    """The codebook, an image's start and end, and unused ones, as published."""
     return codebook + 16
 
 
@@ -151,7 +150,6 @@ def _glm_tokenizer(merges: int, codebook: int) -> transformers.PreTrainedTokeniz
 def _glm_model(
     s: Size, codebook: int, tokenizer: transformers.PreTrainedTokenizerFast
 ) -> transformers.GlmImageForConditionalGeneration:
-    image_token_id: Any = tokenizer.convert_tokens_to_ids("<|image|>")
     endings: dict[str, Any] = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     config = transformers.GlmImageConfig(
         text_config=parts.language_sizes(len(tokenizer), s.language)
@@ -159,7 +157,7 @@ def _glm_model(
         | {"vision_vocab_size": _image_tokens(codebook), "rope_parameters": _rope(theta=1e4)},
         vision_config=_vision(s.clip) | {"image_size": 512},
         vq_config={"embed_dim": s.clip[0], "num_embeddings": codebook, "latent_channels": s.clip[0]},
-        image_token_id=image_token_id,
+        **token_ids(tokenizer, {"image_token_id": "<|image|>"}),
         image_start_token_id=codebook,
         image_end_token_id=codebook + 1,
     )

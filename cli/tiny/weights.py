@@ -1,7 +1,6 @@
 """Random weights under which every input changes the output.
 
-A fresh diffusion transformer's gates and last layer are zero: its output is constant. These weights preserve variance
-from layer to layer instead, and the VAE's last layer is scaled for contrast.
+A fresh diffusion transformer's output is constant. These weights preserve variance from layer to layer instead.
 """
 
 import math
@@ -9,10 +8,11 @@ from typing import Any
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_qwenimage import AutoencoderKLQwenImage
-from diffusers.models.autoencoders.autoencoder_oobleck import AutoencoderOobleck
 from diffusers.models.transformers.transformer_qwenimage import QwenImageTransformer2DModel
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from torch import nn
+
+from services.families.tiny_parts import fill
 
 # Standard deviation of decoded noise, where the range is -1 to 1: few values are clipped.
 CONTRAST = 0.4
@@ -25,7 +25,7 @@ SNAKE_ALPHA = -1.5
 
 @torch.no_grad()
 def randomize_pipeline(pipeline: DiffusionPipeline) -> None:
-    """Fills every model of `pipeline` from torch's global generator."""
+    """Draws from torch's global generator."""
     for model in pipeline.components.values():
         if isinstance(model, nn.Module):
             model.float().eval()
@@ -46,9 +46,7 @@ def _randomize(model: nn.Module) -> None:
         if isinstance(model, QwenImageTransformer2DModel) and path.endswith("norm_added_k"):
             module.weight.mul_(TEXT_GAIN)  # type: ignore[operator]
         if path.endswith("Attention.q"):  # T5 does not divide the scores by the root of the head's width
-            parameter = module.weight
-            assert isinstance(parameter, nn.Parameter)
-            parameter.mul_(1 / math.sqrt(model.config.d_kv))  # type: ignore[union-attr]
+            module.weight.mul_(1 / math.sqrt(model.config.d_kv))  # type: ignore[operator, union-attr]
 
 
 def _fill(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
@@ -61,16 +59,14 @@ def _fill(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         parameter.normal_(mean=SNAKE_ALPHA, std=0.1)
     elif name in ("beta", "bias") or name.endswith("_bias"):
         parameter.normal_(std=0.1)
-    elif parameter.ndim >= 2:
-        parameter.normal_(std=1 / math.sqrt(parameter[0].numel()))
-    else:  # norms
-        parameter.normal_(mean=1, std=0.1)
+    else:
+        fill(name, parameter)
 
 
 def _set_contrast(pipeline: DiffusionPipeline) -> None:
-    """Scales the decoder's last convolution so that decoded noise has the standard deviation `CONTRAST`."""
+    """Scales the decoder so that decoded noise has a standard deviation of `CONTRAST`."""
     vae: Any = pipeline.components["vae"]
-    if _makes_sound(vae):
+    if "decoder_input_channels" in vae.config:  # it makes sound
         last, gain, wanted = vae.decoder.conv2, vae.decoder.conv2.weight_g, LOUDNESS
     else:
         last, gain, wanted = vae.decoder.conv_out, vae.decoder.conv_out.weight, CONTRAST
@@ -81,14 +77,10 @@ def _set_contrast(pipeline: DiffusionPipeline) -> None:
     gain.mul_(wanted / vae.decode(_latents(vae)).sample.std())
 
 
-def _makes_sound(vae: Any) -> bool:
-    return isinstance(vae, AutoencoderOobleck)
-
-
 def _latents(vae: Any) -> torch.Tensor:
     """Noise, scaled as the pipelines scale latents before they decode them."""
     config = vae.config
-    if _makes_sound(vae):
+    if "decoder_input_channels" in config:  # a sound's
         return torch.randn(1, config.decoder_input_channels, 32)
     if "z_dim" in config:  # a video's
         latents = torch.randn(1, config.z_dim, 1 if isinstance(vae, AutoencoderKLQwenImage) else 3, 16, 16)
@@ -96,6 +88,5 @@ def _latents(vae: Any) -> torch.Tensor:
         latents = torch.randn(1, config.latent_channels, 16, 16)
     if config.get("latents_mean"):
         shape = (1, -1, *(1,) * (latents.ndim - 2))
-        mean, std = (torch.tensor(config[key]).view(shape) for key in ("latents_mean", "latents_std"))
-        return latents * std + mean
+        return latents * torch.tensor(config.latents_std).view(shape) + torch.tensor(config.latents_mean).view(shape)
     return latents / (config.get("scaling_factor") or 1) + (config.get("shift_factor") or 0)
