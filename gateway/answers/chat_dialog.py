@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from gateway.answers import conversation
@@ -14,14 +13,12 @@ from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage
 from gateway.answers.tools.image import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
 from gateway.answers.turn import ToolCall, Turn
-from gateway.errors import ApiError, invalid
+from gateway.errors import invalid
 from gateway.pipeline.run import Job
-
-_MESSAGE = re.compile(r"messages\[(\d+)\](.*)")
 
 
 def needs_dialog(gateway: Gateway, request: ChatCompletionRequest) -> bool:
-    """Whether the request has the tool, or images that it made. Raises ApiError: 400, the tool does not run here."""
+    """Whether the request has the tool, or images that it made. Raises ApiError: 400, it does not run here."""
     is_on = IMAGE_TOOL in gateway.settings.hosted_tools
     for i, tool in enumerate(request.tools or ()):
         if isinstance(tool, ImageTool) and not is_on:
@@ -42,8 +39,6 @@ class ChatDialog:
     """The conversation of a chat whose model may call image_generation, or that has images which it made.
 
     Args:
-        gateway: the gateway.
-        request: as the client sent it.
         owner: whose uploaded voices can speak.
 
     Attributes:
@@ -91,7 +86,7 @@ class ChatDialog:
         self._places.append(place)
 
     def _read(self, place: int, message: conversation.Message) -> None:
-        """Adds a message of the request. Images of an answer become the call that made them, and its result."""
+        """Adds a message of the request. Images become the call that made them, and its result."""
         if isinstance(message, conversation.AssistantMessage) and _has_images(message):
             for url, prompt in _images(message, f"messages[{place}]"):
                 call_id = self._new_call()
@@ -115,12 +110,11 @@ class ChatDialog:
         self._add(place, message)
 
     def _new_call(self) -> str:
-        """Names a call of the tool."""
         self._call_count += 1
         return f"call_{IMAGE_TOOL}_{self._call_count}"
 
     def _add_calls(self, place: int, calls: list[tuple[str, str]], **said: Any) -> None:
-        """Adds an assistant's message with (id, arguments) of calls of the tool."""
+        """Adds an assistant's message with calls of the tool: (id, arguments)."""
         made = [
             conversation.ToolCall(
                 id=name, type="function", function=conversation.FunctionCall(name=IMAGE_TOOL, arguments=arguments)
@@ -130,7 +124,6 @@ class ChatDialog:
         self._add(place, conversation.AssistantMessage(role="assistant", tool_calls=made, **said))
 
     def _add_output(self, place: int, call_id: str, came: str, url: str | None) -> None:
-        """Adds the result of a call, with its image."""
         parts: list[Any] = [conversation.TextPart(type="text", text=came)]
         if url is not None:
             self._last_image = url
@@ -139,7 +132,6 @@ class ChatDialog:
         self._add(place, conversation.ToolMessage(role="tool", content=parts, tool_call_id=call_id))
 
     async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
-        """See `Dialog`."""
         request = self._request
         tools = [
             self.tools[IMAGE_TOOL].function() if isinstance(tool, ImageTool) else tool
@@ -158,35 +150,23 @@ class ChatDialog:
         return False
 
     def end_turn(self, turn: Turn) -> None:
-        """See `Dialog`."""
         self._call_ids = [self._new_call() for _ in turn.hosted]
         calls = [(name, call.arguments) for name, call in zip(self._call_ids, turn.hosted.values(), strict=True)]
         said = {"content": turn.text or None, "reasoning_content": turn.reasoning or None}
         self._add_calls(len(self._request.messages) - 1, calls, **said)
 
     def last_image(self) -> str | None:
-        """See `Dialog`."""
         return self._last_image
 
     def add_result(self, call: ToolCall, event: ToolEvent) -> None:
-        """See `Dialog`."""
         place, call_id = len(self._request.messages) - 1, self._call_ids.pop(0)
         if isinstance(event, ToolImage):
             self._add_output(place, call_id, ImageGenerator.done, event.url)
         elif isinstance(event, ToolFailure):
             self._add_output(place, call_id, ImageGenerator.failed + event.error.message, None)
 
-    @contextmanager
-    def in_own_terms(self) -> Iterator[None]:
-        """See `Dialog`."""
-        try:
-            yield
-        except ApiError as error:
-            if match := _MESSAGE.match(error.param or ""):
-                index = int(match[1])
-                place = self._places[index] if index < len(self._places) else len(self._request.messages) - 1
-                error.rename(f"messages[{place}]{match[2]}")
-            raise
+    def own_name(self, member: str) -> str:
+        return re.sub(r"^messages\[(\d+)\]", lambda found: f"messages[{self._places[int(found[1])]}]", member)
 
 
 def _images(message: conversation.AssistantMessage, field: str) -> Iterator[tuple[str, str | None]]:

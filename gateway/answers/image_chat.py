@@ -1,18 +1,19 @@
 """Chats whose model makes images; the user's last message is the prompt."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from gateway.answers.conversation import ImagePart
 from gateway.answers.diffusion import ImageOptions, ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageGeneration, image_facts, load_images
+from gateway.answers.images import ImageGeneration, begin, image_facts
 from gateway.answers.jobs import last_words, refuse_members
+from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest
 from gateway.answers.tools.events import image_url
-from gateway.errors import ApiError, invalid
+from gateway.errors import in_own_terms, invalid
 from gateway.pipeline.stage import Stage
 from gateway.validation import validated
 
@@ -29,12 +30,8 @@ class ImageChat:
         self._options = request.quartet.dit or ImageOptions()
         self._prompt_field = "messages"
 
-    async def generation(self, request_id: str, deadline: float, log: dict[str, Any]) -> ImageGeneration:
-        """The generation, with its files loaded; `deadline` is in `time.monotonic()`.
-
-        Raises:
-            ApiError: 400 naming the member at fault.
-        """
+    async def generation(self, meter: Meter) -> ImageGeneration:
+        """Raises ApiError: 400 naming the member at fault."""
         request = self._request
         refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
         if "audio" in (request.modalities or ()):
@@ -43,29 +40,23 @@ class ImageChat:
         self._prompt_field, prompt, images = last_words(request, why, reads, ImagePart)
         info = image_facts(self._stage, edits=bool(images))
         members = {"prompt": prompt, "n": request.n, "seed": request.seed}
-        with self._in_chat_terms():
+        with in_own_terms(self._chat_name):
             start = validated(ImageRequest, members | self._options.model_dump(exclude_none=True)).image_start(info)
         if len(images) > info.max_images:
             reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
             raise invalid(images[info.max_images].field, reason)
-        await load_images(self._gateway, images)
-        start.request_id = request_id
-        return ImageGeneration(self._stage, start, images, None, deadline, log)
+        return await begin(self._gateway, self._stage, start, images, None, meter)
 
-    async def urls(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, str], None]:
-        """Yields (index, data URL) of each finished image. Raises ApiError naming the chat's own members."""
-        with self._in_chat_terms():
+    async def parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+        """Yields (index, content part) of finished images. Raises ApiError."""
+        with in_own_terms(self._chat_name):
             async with aclosing(generation.finished()) as finished:
                 async for image in finished:
                     file = await asyncio.to_thread(self._options.to_base64, image.pixels)
-                    yield image.output, image_url(file, self._options.file_format)
+                    url = image_url(file, self._options.file_format)
+                    yield image.output, {"type": "image_url", "image_url": {"url": url}}
 
-    @contextmanager
-    def _in_chat_terms(self) -> Iterator[None]:
-        try:
-            yield
-        except ApiError as error:
-            param = error.param
-            if param is not None and param not in _OWN_NAME and not param.startswith("messages"):
-                error.rename(self._prompt_field if param == "prompt" else f"quartet.dit.{param}")
-            raise
+    def _chat_name(self, member: str) -> str:
+        if member in _OWN_NAME or member.startswith("messages"):
+            return member
+        return self._prompt_field if member == "prompt" else f"quartet.dit.{member}"

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+from copy import deepcopy
 from typing import Any
 
 import pybase64
@@ -14,6 +15,7 @@ from gateway.errors import invalid
 from gateway.media.encode import encode_audio
 from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.events import AudioDelta, CodesDelta
+from gateway.pipeline.run import speech
 from gateway.validation import Strict
 from quartet.v1 import talker_pb2
 
@@ -54,33 +56,31 @@ class RawSpeech:
     """Speech of one request. `seed` is the text's, used where `params` has none.
 
     Raises:
-        ApiError: 400, there is no such voice; 503, the talker or code2wav was never found serving.
+        ApiError: 400, there is no such voice; 503, talker or code2wav was never reached.
     """
 
     def __init__(self, gateway: Gateway, params: SpeechParams, seed: int | None, stream: bool) -> None:
-        self.audio = params.audio
+        self._params = params
         self._format: AudioFormat = params.format or ("pcm16" if stream else "wav")
-        self._codes = params.codes
         sampling = gateway.talker_sampling(params.sampling_params, seed)
         if not sampling.HasField("seed"):
             sampling.seed = secrets.randbits(31)
-        self.start = talker_pb2.SpeakStart(
-            speaker=gateway.speaker(params.voice, "speech.voice"), sampling=sampling, wants_frames=params.codes
-        )
-        talker, code2wav = gateway.pipeline.info("talker"), gateway.pipeline.info("code2wav")
-        if talker is None or code2wav is None:
-            raise gateway.not_known_yet("talker", "code2wav")
-        self._groups, self._rate_hz, self._samples = (
-            talker.num_code_groups,
-            code2wav.sample_rate_hz,
-            code2wav.samples_per_frame,
-        )
+        speaker = gateway.speaker(params.voice, "speech.voice")
+        self._start = talker_pb2.SpeakStart(speaker=speaker, sampling=sampling, wants_frames=params.codes)
+        self._talker, self._code2wav = gateway.known("talker"), gateway.known("code2wav")
+
+    def starts(self, index: int) -> dict[str, Any]:
+        """Start messages of the stages that speak answer `index`."""
+        speak = deepcopy(self._start)
+        speak.sampling.seed += index
+        return speech(speak) if self._params.audio else {"talker": speak}
 
     def facts(self) -> dict[str, Any]:
+        rate_hz = self._code2wav.sample_rate_hz
         return {
-            "code_groups": self._groups,
-            "frames_per_second": self._rate_hz / self._samples,
-            "sample_rate_hz": self._rate_hz,
+            "code_groups": self._talker.num_code_groups,
+            "frames_per_second": rate_hz / self._code2wav.samples_per_frame,
+            "sample_rate_hz": rate_hz,
         }
 
     def delta(self, event: CodesDelta | AudioDelta) -> dict[str, Any]:
@@ -89,18 +89,17 @@ class RawSpeech:
         return {"audio": self._encoded(event.pcm16)}
 
     def end(self, answer: WholeAnswer) -> dict[str, Any]:
-        """The reason of the end, and the seed."""
-        talker = answer.end and answer.end.talker
+        talker = answer.end.talker
         reason = _ENDS.get(talker.end, "stop") if talker else "abort"
-        return {"seed": self.start.sampling.seed + answer.index, "finish_reason": reason}
+        return {"seed": self._start.sampling.seed + answer.index, "finish_reason": reason}
 
     async def whole(self, answer: WholeAnswer) -> dict[str, Any]:
-        speech: dict[str, Any] = {"codes": answer.codes} if self._codes else {}
-        if self.audio:
+        parts: dict[str, Any] = {"codes": answer.codes} if self._params.codes else {}
+        if self._params.audio:
             sound = bytes(answer.samples)
-            speech["audio"] = await asyncio.to_thread(self._encoded, sound) if sound else None
-        return speech | self.end(answer)
+            parts["audio"] = await asyncio.to_thread(self._encoded, sound) if sound else None
+        return parts | self.end(answer)
 
     def _encoded(self, pcm16: bytes) -> dict[str, Any]:
-        data = encode_audio(pcm16, self._rate_hz, self._format)
+        data = encode_audio(pcm16, self._code2wav.sample_rate_hz, self._format)
         return {"data": pybase64.b64encode_as_string(data), "format": self._format}

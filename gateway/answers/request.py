@@ -21,16 +21,12 @@ StopStrings = Annotated[
 
 
 class StreamOptions(Strict):
-    """What a stream contains beside the answer."""
-
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(default=None, description="with include_usage: in every chunk, so far")
     include_obfuscation: bool | None = Field(default=None, description="accepted; nothing is padded")
 
 
 class AudioOptions(Strict):
-    """How the answer sounds."""
-
     voice: str | None = Field(
         default=None, description="one of the model's voices, upper or lower case; default: its first"
     )
@@ -40,8 +36,6 @@ class AudioOptions(Strict):
 
 
 class FunctionTool(Strict):
-    """A function the model may call."""
-
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of its arguments")
@@ -51,8 +45,6 @@ class FunctionTool(Strict):
 
 
 class Tool(Strict):
-    """A tool of the client's: a function."""
-
     type: Literal["function"]
     function: FunctionTool
 
@@ -68,14 +60,10 @@ AnyTool = Annotated[
 
 
 class NamedFunction(Strict):
-    """Name of a function."""
-
     name: str
 
 
 class ToolChoice(Strict):
-    """Whether and which tool is to be called."""
-
     type: Literal["none", "auto", "required", "function", "image_generation"]
     function: NamedFunction | None = None
 
@@ -87,20 +75,14 @@ class ToolChoice(Strict):
 
 
 class TextFormat(Strict):
-    """Free text."""
-
     type: Literal["text"]
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object."""
-
     type: Literal["json_object"]
 
 
 class JsonSchema(Strict):
-    """A named JSON schema."""
-
     name: str = Field(min_length=1)
     json_schema: dict[str, Any] = Field(alias="schema")
     description: str | None = None
@@ -108,15 +90,11 @@ class JsonSchema(Strict):
 
 
 class JsonSchemaFormat(Strict):
-    """JSON that fits a schema."""
-
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 class ThinkerOptions(Strict):
-    """How the thinker reads the request."""
-
     use_audio_in_video: bool | None = Field(default=None, description="hear the sound track of videos; default: no")
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="more variables for the chat template"
@@ -143,7 +121,7 @@ class MmProcessorKwargs(Strict):
 
 
 class IgnoredParameters(Strict):
-    """Parameters of the OpenAI API that change nothing here and so are accepted, whatever they say."""
+    """OpenAI's parameters that change nothing here; accepted, whatever they say."""
 
     user: Any = None
     store: Any = None
@@ -161,7 +139,7 @@ class IgnoredParameters(Strict):
 
 
 class WriterSampling(ThinkerSampling):
-    """How text is written, wherever it is asked for: sampling, ends, and what it must be."""
+    """How text is written, wherever it is asked for."""
 
     stop: StopStrings | None = None
     logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -209,23 +187,19 @@ class ChatCompletionRequest(IgnoredParameters, WriterSampling):
 
     @property
     def speaks(self) -> bool:
-        """Whether audio is wanted."""
         return "audio" in (self.modalities or ())
 
     @property
     def audio_format(self) -> AudioFormat:
-        """Format of the audio."""
         default: AudioFormat = "pcm16" if self.stream else "wav"
         return (self.audio and self.audio.format) or default
 
     @property
     def voice(self) -> str | None:
-        """The voice asked for."""
         return self.audio.voice if self.audio else None
 
     @property
     def use_audio_in_video(self) -> bool:
-        """Whether the sound track of videos is heard."""
         return bool(self.quartet.thinker.use_audio_in_video or self.mm_processor_kwargs.use_audio_in_video)
 
     def check(self) -> None:

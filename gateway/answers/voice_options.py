@@ -61,7 +61,7 @@ class SpeakPlan:
 
     Attributes:
         start: without sampling and text.
-        sample_s: seconds of the voice sample; 0: none.
+        sample_s: length of the voice sample; 0: none.
         names: the request's names of fields of `start.text`.
         log: fields for the request's log line.
     """
@@ -72,8 +72,7 @@ class SpeakPlan:
     log: dict[str, Any] = field(default_factory=dict)
 
     def imitate(self, samples: np.ndarray, rate_hz: int, text: str, names: tuple[str, str]) -> None:
-        """Adds a voice sample of (n,) float32 and its text, "" if unknown. `names` are those of sample and text in the
-        request."""
+        """Adds a sample of (n,) float32, and its text, "" if unknown; `names` are the request's for both."""
         sample = self.start.text.voice_sample
         sample.samples.dtype = tensor_pb2.DATA_TYPE_FLOAT32
         sample.samples.shape.append(len(samples))
@@ -91,8 +90,10 @@ async def plan_speech(
     owner: str | None,
     voice: str = "voice",
 ) -> SpeakPlan:
-    """Plans speech by `talker` with its own voices and `owner`'s uploaded ones. `voice` is that member's name in the
-    request. Raises ApiError."""
+    """Plans speech by `talker` with its own voices and `owner`'s uploaded ones. Raises ApiError.
+
+    `voice` is that member's name in the request.
+    """
     _check_task(options.task_type, talker)
     if options.instructions and not talker.takes_instructions:
         raise invalid("instructions", "this model takes none; leave them out")
@@ -124,7 +125,7 @@ def _check_task(task: Task | None, talker: server_info_pb2.TalkerInfo) -> None:
 
 
 def _language(language: str | None, talker: server_info_pb2.TalkerInfo) -> str:
-    """The language as the talker spells it; "": automatic. Raises ApiError."""
+    """As the talker spells it; "": automatic. Raises ApiError."""
     if language is None or language.lower() == "auto":
         return ""
     if not talker.languages:
@@ -158,8 +159,7 @@ async def _imitate_ref_audio(
 
 
 def _own_voice(options: VoiceOptions, talker: server_info_pb2.TalkerInfo, param: str) -> str | None:
-    """The talker's own voice, as it spells it; "": its default, or a described one; None: not its own. Raises
-    ApiError."""
+    """The talker's own voice; "": its default, or a described one; None: not its own. Raises ApiError."""
     if options.voice is not None and not talker.speakers and not talker.voice_sample_rate_hz:
         raise invalid(param, "this model has no voices; leave it out and say in instructions who speaks")
     if options.voice is not None:

@@ -3,7 +3,7 @@
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from gateway.store import Store, StoreError
+from gateway.store import Store, required
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,7 @@ class VoiceStore(Store):
     pragmas = ("auto_vacuum = FULL", "secure_delete = ON")
 
     def __init__(self, directory: Path | None, most: int, most_of_owner: int) -> None:
-        if directory is None:
-            raise StoreError(
-                "voices_dir: this user has no home directory to keep voices in; name one with --voices-dir"
-            )
-        super().__init__(directory)
+        super().__init__(required(directory, self.setting, self.name))
         self._most, self._most_of_owner = most, most_of_owner
 
     async def add(self, voice: UploadedVoice, flac: bytes) -> None:

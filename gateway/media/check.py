@@ -34,7 +34,7 @@ class MediaFile:
         field: its place in the request.
         kind: "image", "audio" or "video".
         url: "" if the file came with the request.
-        content: the file; empty until a URL is loaded.
+        content: empty until a URL is loaded.
     """
 
     field: str
@@ -79,11 +79,7 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
 
 
 def check(kind: str, content: bytes, limits: MediaLimits) -> None:
-    """Checks the header of a file of `kind` "image", "audio" or "video". Blocking: call it in a thread.
-
-    Raises:
-        MediaError: empty, broken, of another kind, too large, too long.
-    """
+    """Checks a file's header. Blocking. Raises MediaError: empty, broken, of another kind, too large, too long."""
     if not content:
         raise MediaError("the file is empty")
     if kind == "image":
@@ -110,7 +106,7 @@ def _check_image(content: bytes, limits: MediaLimits) -> None:
 
 
 def image_pixels(content: bytes) -> int:
-    """Width x height of a checked image. Blocking: call it in a thread."""
+    """Width x height of a checked image. Blocking."""
     with _opened(content) as image:
         return image.width * image.height
 

@@ -12,8 +12,9 @@ SOUND_TOOL = "sound_generation"
 
 
 class ImageTool(BaseModel):
-    """The tool that makes pictures, with OpenAI's settings. Those that say nothing to a model here are accepted:
-    background, input_fidelity, moderation, quality."""
+    """OpenAI's image_generation. Settings that say nothing to a model here are accepted: background, input_fidelity,
+    moderation, quality.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -28,7 +29,7 @@ class ImageTool(BaseModel):
 
 
 class VideoTool(BaseModel):
-    """The tool that has videos made. Quartet's own."""
+    """Quartet's own."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -38,7 +39,7 @@ class VideoTool(BaseModel):
 
 
 class SoundTool(BaseModel):
-    """The tool that makes sounds. Quartet's own."""
+    """Quartet's own."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -35,15 +35,11 @@ class SessionConfig(SpeechSettings):
 
 
 class InputTextMessage(Strict):
-    """More text."""
-
     type: Literal["input.text"]
     text: str
 
 
 class InputDoneMessage(Strict):
-    """The end of the text."""
-
     type: Literal["input.done"]
 
 
@@ -142,7 +138,7 @@ class _Session:
         await self._socket.send_json({"type": "session.done"})
 
     async def _message(self) -> Any:
-        """The client's next message. Raises ApiError: 400 naming the member at fault; WebSocketDisconnect."""
+        """Raises ApiError: 400 naming the member at fault; WebSocketDisconnect."""
         message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", WS_1000_NORMAL_CLOSURE))

@@ -152,9 +152,8 @@ def _sample_rate_hz(gateway: Gateway) -> int:
 def _require_cloning(gateway: Gateway) -> int:
     """Rate of voice samples. Raises ApiError: 501, nothing imitates voices; 503, not known yet."""
     stage = gateway.pipeline.output("speech")
-    if stage is not None and gateway.pipeline.info("talker") is None:
-        raise gateway.not_known_yet("talker")
-    if not (rate_hz := _sample_rate_hz(gateway)):
+    rate_hz = 0 if stage is None else gateway.known("talker").voice_sample_rate_hz
+    if not rate_hz:
         what = "this model imitates no voices: it has its own" if stage else "nothing here speaks"
         message = f"{what}; GET /v1/audio/voices lists them" if stage else what
         raise ApiError(501, message, None, "voice_cloning_unsupported")

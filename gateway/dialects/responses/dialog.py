@@ -1,7 +1,6 @@
 """The conversation of a response, for the answer loop."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from gateway.answers.gateway import Gateway
@@ -9,7 +8,7 @@ from gateway.answers.jobs import to_jobs
 from gateway.answers.request import Tool
 from gateway.answers.tools.events import ToolEvent
 from gateway.answers.turn import ToolCall, Turn
-from gateway.dialects.responses.messages import Messages, chat_request, in_items_terms, last_picture
+from gateway.dialects.responses.messages import Messages, chat_request, last_picture, own_name
 from gateway.dialects.responses.output import OutputItem
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.spec import ResponseSpec
@@ -71,9 +70,9 @@ class ResponseDialog:
     def add_result(self, call: ToolCall, event: ToolEvent) -> None:
         """Nothing: the result is in the call's output."""
 
-    def in_own_terms(self) -> AbstractContextManager[None]:
+    def own_name(self, member: str) -> str:
         """See `Dialog`."""
-        return in_items_terms(lambda: (self._messages.places, self._places))
+        return own_name(member, self._messages.places, self._places)
 
     def _new(self) -> list[tuple[str, Item]]:
         return [("output", output.item) for output in self._outputs[self._added :]]

@@ -86,7 +86,7 @@ class ResponseSpec:
             "usage": usage_of(answers) if is_over and answers else None,
             "user": request.user,
             "metadata": request.metadata or {},
-            "quartet": last.quartet() if last is not None and last.end is not None else None,
+            "quartet": last.quartet() if last is not None and last.has_ended else None,
         }
 
 

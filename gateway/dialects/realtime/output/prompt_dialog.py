@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from gateway.answers.gateway import Gateway
@@ -52,9 +51,9 @@ class PromptDialog:
     def add_result(self, call: ToolCall, event: ToolEvent) -> None:
         """Nothing: the result is in the call's output."""
 
-    def in_own_terms(self) -> AbstractContextManager[None]:
+    def own_name(self, member: str) -> str:
         """Fields keep their names: those of the items."""
-        return nullcontext()
+        return member
 
     def left_out(self, prompt_tokens: int) -> Sequence[Item]:
         """The items that the next response begins without, after a first prompt of so many tokens: it begins where this
