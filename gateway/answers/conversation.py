@@ -1,6 +1,6 @@
 """Messages of a chat request."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -109,6 +109,10 @@ class ToolCall(Strict):
     id: str
     type: Literal["function"]
     function: FunctionCall
+
+    @classmethod
+    def of(cls, call_id: str, name: str, arguments: str) -> Self:
+        return cls(id=call_id, type="function", function=FunctionCall(name=name, arguments=arguments))
 
 
 class AudioReference(BaseModel):

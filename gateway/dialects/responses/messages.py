@@ -85,8 +85,7 @@ class Messages:
         return not (last.content or last.tool_calls)
 
     def _call(self, place: str, call_id: str, name: str, arguments: str) -> None:
-        function = conversation.FunctionCall(name=name, arguments=arguments)
-        call = conversation.ToolCall(id=call_id, type="function", function=function)
+        call = conversation.ToolCall.of(call_id, name, arguments)
         message = self._assistant(place, lambda _: True)
         message.tool_calls = [*(message.tool_calls or ()), call]
 
