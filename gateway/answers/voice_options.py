@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.answers.gateway import Gateway
 from gateway.errors import invalid
-from gateway.media.fetch import MediaError, decode_base64
+from gateway.media.fetch import decode_base64, media_errors
 from gateway.media.voice_sample import MAX_BYTES, from_flac, read_sample
 from gateway.store import store_errors
 from gateway.validation import Strict
@@ -146,14 +146,12 @@ async def _imitate_ref_audio(
         reason = "required: what is said in ref_audio; or send x_vector_only_mode true, and the voice alone is taken"
         raise invalid("ref_text", reason, "missing_required_parameter")
     assert options.ref_audio is not None
-    try:
+    with media_errors("ref_audio"):
         if options.ref_audio.partition(":")[0].lower() in ("data", "http", "https"):
             content = await gateway.fetcher.get(options.ref_audio, "audio")
         else:
             content = await asyncio.to_thread(decode_base64, options.ref_audio, MAX_BYTES)
         samples = await asyncio.to_thread(read_sample, content, rate_hz)
-    except MediaError as error:
-        raise invalid("ref_audio", str(error), "invalid_media") from None
     text = "" if options.x_vector_only_mode else options.ref_text or ""
     plan.imitate(samples, rate_hz, text, ("ref_audio", "ref_text"))
 
@@ -195,11 +193,7 @@ async def _imitate_uploaded(
             plan.imitate(samples, rate_hz, "" if options.x_vector_only_mode else voice.text, (param, param))
             plan.log["voice"] = voice.id
             return
-    more = ", ..." if len(voices) > _MAX_LISTED_VOICES else ""
-    known = (
-        f"use one of {', '.join(voices[:_MAX_LISTED_VOICES])}{more}"
-        if voices
-        else "none has been uploaded to this gateway"
-    )
+    listed = voices[:_MAX_LISTED_VOICES] + (["..."] if len(voices) > _MAX_LISTED_VOICES else [])
+    known = f"use one of {', '.join(listed)}" if voices else "none has been uploaded to this gateway"
     how = "; or upload one by POST /v1/audio/voices, or send ref_audio" if rate_hz else ""
     raise invalid(param, f"no voice {options.voice.id!r}; {known}{how}")

@@ -13,7 +13,7 @@ from av.container import InputContainer
 from PIL import Image
 
 from gateway.errors import from_error, invalid
-from gateway.media.fetch import Fetcher, MediaError, too_large
+from gateway.media.fetch import Fetcher, MediaError, media_errors, too_large
 from gateway.settings import MediaLimits
 from services.common.errors import DeadlineExceeded
 from services.common.media import claimed_wav_s
@@ -55,7 +55,7 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
 
     async def load(file: MediaFile) -> None:
         nonlocal total_bytes
-        try:
+        with media_errors(file.field):
             async with slots:
                 if file.url:
                     file.content = await fetcher.get(file.url, file.kind)
@@ -65,8 +65,6 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
                 if total_bytes > limits.max_total_bytes:
                     raise MediaError(f"all media together are more than {limits.max_total_bytes} bytes")
                 await asyncio.to_thread(check, file.kind, file.content, limits)
-        except MediaError as error:
-            raise invalid(file.field, str(error), "invalid_media") from None
 
     try:
         async with asyncio.timeout(limits.load_timeout_s):

@@ -4,12 +4,15 @@ import asyncio
 import binascii
 import ipaddress
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.parse import unquote_to_bytes
 
 import httpx
 import pybase64
 
+from gateway.errors import invalid
 from gateway.settings import MediaLimits
 
 # Media types of unknown files, and of containers that can hold the kind.
@@ -19,6 +22,15 @@ _CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video":
 
 class MediaError(Exception):
     """The text says why a file cannot be used, and what would do."""
+
+
+@contextmanager
+def media_errors(field: str) -> Iterator[None]:
+    """Raises ApiError: 400 naming `field`, for a MediaError."""
+    try:
+        yield
+    except MediaError as error:
+        raise invalid(field, str(error), "invalid_media") from None
 
 
 # Prefixes whose IPv6 addresses stand for an IPv4 address, and where in the 128 bits it is.

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.media.encode import ImageFormat
+from gateway.validation import Strict
 
 IMAGE_TOOL = "image_generation"
 VIDEO_TOOL = "video_generation"
@@ -28,20 +29,16 @@ class ImageTool(BaseModel):
     input_image_mask: dict[str, Any] | None = None
 
 
-class VideoTool(BaseModel):
+class VideoTool(Strict):
     """Quartet's own."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["video_generation"] = VIDEO_TOOL
     seconds: float | None = Field(default=None, gt=0, description="default: the model's")
     size: str | None = Field(default=None, description='"WIDTHxHEIGHT"; default: the model\'s')
 
 
-class SoundTool(BaseModel):
+class SoundTool(Strict):
     """Quartet's own."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["sound_generation"] = SOUND_TOOL
     seconds: float | None = Field(default=None, gt=0, description="default: the model's")

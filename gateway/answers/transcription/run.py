@@ -16,7 +16,7 @@ from gateway.answers.transcription.request import TranslationRequest
 from gateway.errors import in_own_terms, invalid
 from gateway.listening.speech_windows import RATE_HZ, SpeechWindow
 from gateway.media.encode import encode_audio
-from gateway.media.fetch import MediaError
+from gateway.media.fetch import media_errors
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
 from quartet.v1 import media_pb2, thinker_pb2
@@ -73,7 +73,7 @@ class TranscriptionRun:
         begun: asyncio.Queue[_Piece | None] = asyncio.Queue(_PARALLEL_WINDOWS)
         cutting, said = asyncio.create_task(self._cut(begun)), False
         try:
-            with in_own_terms(self._own_name):
+            with in_own_terms(self._own_name), media_errors(self.sound.field):
                 while (piece := await begun.get()) is not None:
                     self.segments.append(piece.segment)
                     async for delta in piece.deltas():
@@ -84,8 +84,6 @@ class TranscriptionRun:
                     metrics.PROMPT_TOKENS.inc(piece.summary.prompt_tokens)
                     metrics.TEXT_TOKENS.inc(piece.summary.completion_tokens)
                 await cutting
-        except MediaError as error:
-            raise invalid(self.sound.field, str(error), "invalid_media") from None
         finally:
             cutting.cancel()
             await asyncio.shield(asyncio.gather(cutting, return_exceptions=True))

@@ -11,11 +11,11 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.voice_options import MAX_SAMPLE_TEXT_CHARACTERS, voice_store_errors
-from gateway.answers.voice_store import UploadedVoice, VoiceExists, VoicesFull
+from gateway.answers.voice_store import UploadedVoice
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import FILE, page, read_form
-from gateway.media.fetch import MediaError
+from gateway.media.fetch import media_errors
 from gateway.media.voice_sample import as_flac, read_sample
 from gateway.validation import Strict
 from services.common.text import match_case
@@ -94,10 +94,8 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
         raise invalid("audio_sample", "required: a file of sound", "missing_required_parameter")
     if match_case(request.name, gateway.pipeline.voices) is not None:
         raise invalid("name", f"{request.name!r} is a voice of the model; choose another name")
-    try:
+    with media_errors("audio_sample"):
         samples = await asyncio.to_thread(read_sample, files["audio_sample"][0], rate_hz)
-    except MediaError as error:
-        raise invalid("audio_sample", str(error), "invalid_media") from None
     voice = UploadedVoice(
         id=f"voice_{uuid.uuid4().hex}",
         name=request.name,
@@ -107,7 +105,9 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
         created_at=int(time.time()),
         owner=owner_of(http),
     )
-    await _keep(gateway, voice, await asyncio.to_thread(as_flac, samples, rate_hz))
+    flac = await asyncio.to_thread(as_flac, samples, rate_hz)
+    with voice_store_errors():
+        await gateway.voices.add(voice, flac)
     http.state.log |= {"voice": voice.id, "voice_sample_s": round(voice.seconds, 2)}
     return {**_object(voice), "success": True, "voice": _object(voice)}
 
@@ -126,21 +126,6 @@ async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
         await gateway.voices.remove(found)
     http.state.log["voice"] = found.id
     return {"id": found.id, "name": found.name, "object": "audio.voice.deleted", "deleted": True, "success": True}
-
-
-async def _keep(gateway: Gateway, voice: UploadedVoice, flac: bytes) -> None:
-    """Raises ApiError: the name exists, or there is no room."""
-    try:
-        with voice_store_errors():
-            await gateway.voices.add(voice, flac)
-    except VoiceExists:
-        message = f"name: there is a voice {voice.name!r}; delete it first, or choose another name"
-        raise ApiError(409, message, "name", "voice_exists") from None
-    except VoicesFull as full:
-        whose = "this API key has" if full.of_owner else "this server keeps"
-        more = "max_voices_per_key" if full.of_owner else "max_voices"
-        message = f"{whose} {full.most} voices, as many as may be; delete one, or have the operator raise {more}"
-        raise ApiError(400, message, None, "too_many_voices") from None
 
 
 def _sample_rate_hz(gateway: Gateway) -> int:

@@ -12,11 +12,10 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.answer import LEAST_LOGPROB, WholeAnswer
-from gateway.answers.completion import CompletionRun, Step
+from gateway.answers.completion import CompletionRun, RawSpeech, SpeechParams, Step
 from gateway.answers.conversation import MediaPart
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import Pending, attach_media, media_file
-from gateway.answers.raw_speech import RawSpeech, SpeechParams
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
 from gateway.http.connection import DONE, admitted, owner_of, respond, sse
