@@ -26,9 +26,7 @@ class MediaUrl(Strict):
 
 
 class ImageUrl(MediaUrl):
-    detail: Literal["auto", "low", "high"] | None = Field(
-        default=None, description="accepted; the model scales by itself"
-    )
+    detail: Literal["auto", "low", "high"] | None = Field(default=None, description="accepted; without effect")
 
 
 class ImagePart(Strict):

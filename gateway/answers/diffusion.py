@@ -142,7 +142,7 @@ class ImageOptions(ImageMembers, DiffusionMembers):
 
 class StreamExtras(Strict):
     progress: bool | None = Field(
-        default=None, description="quartet.progress events of denoising steps, at most ten a second for an image"
+        default=None, description="quartet.progress events of denoising, at most ten a second"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from google.protobuf.message import Message as ProtoMessage
 
 from gateway.answers import conversation
+from gateway.answers.conversation import Message, UserMessage
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import (
     ChatCompletionRequest,
@@ -107,9 +108,7 @@ def last_words(
     Raises:
         ApiError: 400, there is none, or naming the part that is not read.
     """
-    users = [
-        (i, message) for i, message in enumerate(request.messages) if isinstance(message, conversation.UserMessage)
-    ]
+    users = [(i, message) for i, message in enumerate(request.messages) if isinstance(message, UserMessage)]
     if not users:
         raise invalid("messages", f"one of them must be the user's: {why}")
     index, message = users[-1]
@@ -165,23 +164,20 @@ async def _say(gateway: Gateway, request: ChatCompletionRequest, text: str, owne
     return start
 
 
-def fill_messages(
-    start: thinker_pb2.GenerateStart, gateway: Gateway, messages: Sequence[conversation.Message]
-) -> list[Pending]:
+def fill_messages(start: thinker_pb2.GenerateStart, gateway: Gateway, messages: Sequence[Message]) -> list[Pending]:
     """Adds the messages to `start`; returns media to attach. Raises ApiError: 400 naming what is at fault."""
     pending: list[Pending] = []
     for i, message in enumerate(messages):
-        _fill_message(start.messages.add(), gateway, message, i, pending)
+        pending += _fill_message(start.messages.add(), gateway, message, f"messages[{i}]")
     return pending
 
 
-def _fill_message(
-    result: thinker_pb2.ChatMessage, gateway: Gateway, message: conversation.Message, index: int, pending: list[Pending]
-) -> None:
+def _fill_message(result: thinker_pb2.ChatMessage, gateway: Gateway, message: Message, place: str) -> list[Pending]:
+    pending: list[Pending] = []
     result.role = "system" if message.role == "developer" else message.role
     result.name = getattr(message, "name", None) or ""
     for j, part in enumerate(message.content or ()):
-        field = f"messages[{index}].content[{j}]"
+        field = f"{place}.content[{j}]"
         if isinstance(part, conversation.TextPart):
             result.content.add(text=part.text)
         elif isinstance(part, conversation.RefusalPart):
@@ -198,16 +194,17 @@ def _fill_message(
             if transcript is None:
                 why = "has expired, or is another gateway's; send the answer's text as content instead"
                 reason = f"{message.audio.id!r} is unknown: it {why}"
-                raise invalid(f"messages[{index}].audio.id", reason)
+                raise invalid(f"{place}.audio.id", reason)
             result.content.add(text=transcript)
         result.reasoning = message.reasoning_content or message.reasoning or ""
         for call in message.tool_calls or ():
             result.tool_calls.add(id=call.id, name=call.function.name, arguments_json=call.function.arguments)
         if not (result.content or result.tool_calls or result.reasoning):
             reason = "required unless there are tool_calls, audio or reasoning_content"
-            raise invalid(f"messages[{index}].content", reason)
+            raise invalid(f"{place}.content", reason)
     elif message.role == "tool":
         result.tool_call_id = message.tool_call_id
+    return pending
 
 
 def sampling_of(

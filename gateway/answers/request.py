@@ -27,11 +27,9 @@ class StreamOptions(Strict):
 
 
 class AudioOptions(Strict):
-    voice: str | None = Field(
-        default=None, description="one of the model's voices, upper or lower case; default: its first"
-    )
+    voice: str | None = Field(default=None, description="one of the model's, in any case; default: its first")
     format: AudioFormat | None = Field(
-        default=None, description="default: pcm16 in a stream, else wav; a stream has these two only"
+        default=None, description="default: wav; a stream has pcm16, the default, or wav"
     )
 
 
@@ -39,9 +37,7 @@ class FunctionTool(Strict):
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of its arguments")
-    strict: bool | None = Field(
-        default=None, description="accepted; arguments of forced calls always follow the schema"
-    )
+    strict: bool | None = Field(default=None, description="accepted; arguments of forced calls follow the schema")
 
 
 class Tool(Strict):
@@ -96,9 +92,7 @@ class JsonSchemaFormat(Strict):
 
 class ThinkerOptions(Strict):
     use_audio_in_video: bool | None = Field(default=None, description="hear the sound track of videos; default: no")
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="more variables for the chat template"
-    )
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
 
 
 class Code2WavOptions(Strict):
@@ -138,14 +132,15 @@ class IgnoredParameters(Strict):
     return_stage_metrics: Any = None  # of vLLM-Omni: the last chunk has `quartet.timings` anyhow
 
 
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
 class WriterSampling(ThinkerSampling):
     """How text is written, wherever it is asked for."""
 
     stop: StopStrings | None = None
     logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
-        None
-    )
+    response_format: ResponseFormat | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
         default=None, description="of requests that wait the lower goes first; default: 0"
     )
@@ -164,15 +159,11 @@ class ChatCompletionRequest(IgnoredParameters, WriterSampling):
     audio: AudioOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = Field(
-        default=None, description="answers, each its own run with seed + index"
-    )
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="answers, each with seed + index")
     max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[AnyTool] | None = Field(
-        default=None, description="functions; and image_generation, with the gateway's setting hosted_tools"
-    )
+    tools: list[AnyTool] | None = Field(default=None, description="functions; image_generation if hosted_tools has it")
     tool_choice: (
         Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
         | None

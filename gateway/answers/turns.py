@@ -170,7 +170,5 @@ class Turns:
 
     def _shortens(self, error: ApiError) -> bool:
         """Whether the prompt was too long, and is shorter now."""
-        is_too_long = error.code == "context_length_exceeded" or isinstance(
-            error.__cause__, ContextTooLong | TooManyMedia
-        )
-        return is_too_long and self._dialog.shorten()
+        is_refused = isinstance(error.__cause__, ContextTooLong | TooManyMedia)
+        return (is_refused or error.code == "context_length_exceeded") and self._dialog.shorten()

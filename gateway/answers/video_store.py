@@ -142,9 +142,8 @@ class VideoStore(Store):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreError(
-                f"jobs_dir {self.directory}: another gateway is using it; give each gateway a directory of its own"
-            ) from None
+            reason = "another gateway is using it; give each gateway a directory of its own"
+            raise StoreError(f"jobs_dir {self.directory}: {reason}") from None
 
     def recover(self) -> None:
         """Ends an earlier process's jobs, and removes orphaned files."""

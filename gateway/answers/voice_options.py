@@ -14,7 +14,8 @@ from gateway.media.fetch import decode_base64, media_errors
 from gateway.media.voice_sample import MAX_BYTES, from_flac, read_sample
 from gateway.store import store_errors
 from gateway.validation import Strict
-from quartet.v1 import server_info_pb2, talker_pb2, tensor_pb2
+from quartet.v1 import talker_pb2, tensor_pb2
+from quartet.v1.server_info_pb2 import TalkerInfo
 from services.common.text import match_case
 
 Task = Literal["CustomVoice", "VoiceDesign", "Base"]
@@ -84,11 +85,7 @@ class SpeakPlan:
 
 
 async def plan_speech(
-    gateway: Gateway,
-    options: VoiceOptions,
-    talker: server_info_pb2.TalkerInfo,
-    owner: str | None,
-    voice: str = "voice",
+    gateway: Gateway, options: VoiceOptions, talker: TalkerInfo, owner: str | None, voice: str = "voice"
 ) -> SpeakPlan:
     """Plans speech by `talker` with its own voices and `owner`'s uploaded ones. Raises ApiError.
 
@@ -116,7 +113,7 @@ async def plan_speech(
     return plan
 
 
-def _check_task(task: Task | None, talker: server_info_pb2.TalkerInfo) -> None:
+def _check_task(task: Task | None, talker: TalkerInfo) -> None:
     able = {"CustomVoice": bool(talker.speakers), "Base": talker.voice_sample_rate_hz > 0}
     able["VoiceDesign"] = not any(able.values())
     if task is not None and not able[task]:
@@ -124,7 +121,7 @@ def _check_task(task: Task | None, talker: server_info_pb2.TalkerInfo) -> None:
         raise invalid("task_type", f"this model does {can}")
 
 
-def _language(language: str | None, talker: server_info_pb2.TalkerInfo) -> str:
+def _language(language: str | None, talker: TalkerInfo) -> str:
     """As the talker spells it; "": automatic. Raises ApiError."""
     if language is None or language.lower() == "auto":
         return ""
@@ -136,9 +133,7 @@ def _language(language: str | None, talker: server_info_pb2.TalkerInfo) -> str:
     return match
 
 
-async def _imitate_ref_audio(
-    gateway: Gateway, options: VoiceOptions, talker: server_info_pb2.TalkerInfo, plan: SpeakPlan
-) -> None:
+async def _imitate_ref_audio(gateway: Gateway, options: VoiceOptions, talker: TalkerInfo, plan: SpeakPlan) -> None:
     rate_hz = talker.voice_sample_rate_hz
     if not rate_hz:
         raise invalid("ref_audio", "this model imitates no voices; leave it out")
@@ -156,7 +151,7 @@ async def _imitate_ref_audio(
     plan.imitate(samples, rate_hz, text, ("ref_audio", "ref_text"))
 
 
-def _own_voice(options: VoiceOptions, talker: server_info_pb2.TalkerInfo, param: str) -> str | None:
+def _own_voice(options: VoiceOptions, talker: TalkerInfo, param: str) -> str | None:
     """The talker's own voice; "": its default, or a described one; None: not its own. Raises ApiError."""
     if options.voice is not None and not talker.speakers and not talker.voice_sample_rate_hz:
         raise invalid(param, "this model has no voices; leave it out and say in instructions who speaks")
@@ -171,12 +166,7 @@ def _own_voice(options: VoiceOptions, talker: server_info_pb2.TalkerInfo, param:
 
 
 async def _imitate_uploaded(
-    gateway: Gateway,
-    options: VoiceOptions,
-    talker: server_info_pb2.TalkerInfo,
-    plan: SpeakPlan,
-    owner: str | None,
-    param: str,
+    gateway: Gateway, options: VoiceOptions, talker: TalkerInfo, plan: SpeakPlan, owner: str | None, param: str
 ) -> None:
     assert options.voice is not None
     rate_hz, voices = talker.voice_sample_rate_hz, list(talker.speakers)

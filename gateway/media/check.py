@@ -89,12 +89,10 @@ def check(kind: str, content: bytes, limits: MediaLimits) -> None:
 def _check_image(content: bytes, limits: MediaLimits) -> None:
     try:
         with _opened(content) as image:
-            _check_pixels(image.width, image.height, limits)
-            least = limits.min_image_side_pixels
-            if min(image.size) < least:
-                raise MediaError(
-                    f"the image is {image.width} x {image.height} pixels; each side must be at least {least}"
-                )
+            width, height = image.size
+            _check_pixels(width, height, limits)
+            if min(width, height) < (least := limits.min_image_side_pixels):
+                raise MediaError(f"the image is {width} x {height} pixels; each side must be at least {least}")
             image.verify()
     except MediaError:
         raise
@@ -118,8 +116,7 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
 
 
 def _check_pixels(width: int, height: int, limits: MediaLimits) -> None:
-    if width * height > limits.max_image_pixels:
-        most = limits.max_image_pixels
+    if width * height > (most := limits.max_image_pixels):
         raise MediaError(f"{width} x {height} pixels are more than the {most} allowed")
 
 

@@ -117,9 +117,8 @@ class _Encoder:
 def _frame(pcm16: bytes, sample_rate_hz: int, channels: int = 1) -> av.AudioFrame | None:
     if not pcm16:
         return None
-    frame = av.AudioFrame.from_ndarray(
-        np.frombuffer(pcm16, "<i2").reshape(1, -1), format="s16", layout=_LAYOUTS[channels]
-    )
+    samples = np.frombuffer(pcm16, "<i2").reshape(1, -1)
+    frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=_LAYOUTS[channels])
     frame.sample_rate = sample_rate_hz
     return frame
 

@@ -58,11 +58,9 @@ class VideoGenerator(_Maker):
         image = None
         if dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in tasks and call.last_image is not None:
             image = MediaFile("input_reference", "image", call.last_image)
-        release = call.rules.hold()
+        request, owner, release = self._request(prompt), call.rules.owner, call.rules.hold()
         try:
-            video = await videos.submit_video(
-                gateway, self._request(prompt), image, call.rules.owner, release, call.meter.log
-            )
+            video = await videos.submit_video(gateway, request, image, owner, release, call.meter.log)
         except BaseException:
             release()
             raise

@@ -75,9 +75,8 @@ class TranscriptionRequest(TranslationRequest):
 
     @property
     def instruction(self) -> str:
-        return (
-            f"Transcribe the {self.language} audio into text." if self.language else "Transcribe the audio into text."
-        )
+        audio = f"{self.language} audio" if self.language else "audio"
+        return f"Transcribe the {audio} into text."
 
     @property
     def text_language(self) -> str:

@@ -144,9 +144,7 @@ class Completions:
         run = self._run
         if not self._request.echo:
             return [""] * len(run.answers)
-        texts = [
-            prompt.text or await detokenize(self._gateway, prompt.token_ids.ids, "prompt") for prompt in run.prompts
-        ]
+        texts = [each.text or await detokenize(self._gateway, each.token_ids.ids, "prompt") for each in run.prompts]
         return [text for text in texts for _ in range(run.count)]
 
     def _choice(

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import pybase64
 from fastapi import APIRouter, Depends, Request
@@ -108,9 +108,7 @@ class SpeechRun:
         meter.log |= {"format": settings.response_format, **plan.log}
 
     @classmethod
-    async def begin(
-        cls, gateway: Gateway, settings: SpeechSettings, http: HTTPConnection, text: str = "input"
-    ) -> "SpeechRun":
+    async def begin(cls, gateway: Gateway, settings: SpeechSettings, http: HTTPConnection, text: str = "input") -> Self:
         """Raises ApiError: the talker cannot speak so."""
         meter = Meter(http.state.request_id, gateway.settings.request_timeout_s, http.state.log)
         gateway.stage_for("speech", settings.model)

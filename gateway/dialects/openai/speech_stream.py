@@ -132,9 +132,8 @@ class _Session:
         async with aclosing(speech_run.file([self._text])) as pieces:
             async for piece in pieces:
                 await self._socket.send_bytes(piece)
-        await self._socket.send_json(
-            {"type": "audio.done", "finish_reason": speech_run.finish_reason, "usage": speech_run.usage}
-        )
+        end = {"finish_reason": speech_run.finish_reason, "usage": speech_run.usage}
+        await self._socket.send_json({"type": "audio.done", **end})
         await self._socket.send_json({"type": "session.done"})
 
     async def _message(self) -> Any:

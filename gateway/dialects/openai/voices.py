@@ -42,12 +42,8 @@ def _no_text(_: Any) -> None:
 class VoiceRequest(Strict):
     """A voice to be imitated: OpenAI's fields, and vLLM-Omni's `ref_text`."""
 
-    name: Annotated[str, AfterValidator(_name)] = Field(
-        description="1 to 64 letters, digits or . _ -; upper and lower case are the same"
-    )
-    consent: Annotated[str, AfterValidator(_words)] = Field(
-        description="who agreed to it: an id, or a text; it is kept"
-    )
+    name: Annotated[str, AfterValidator(_name)] = Field(description="1 to 64 letters, digits or . _ -, in any case")
+    consent: Annotated[str, AfterValidator(_words)] = Field(description="who agreed to it: an id or a text; it is kept")
     ref_text: Annotated[str, AfterValidator(_words)] | None = Field(
         default=None, description="what is said in the sample: the voice becomes more like it"
     )

@@ -37,11 +37,9 @@ router = APIRouter(tags=["operations"])
 class StartRequest(Strict):
     """Stages and duration of a profile; all members are optional."""
 
-    stages: list[str] | None = Field(
-        default=None, min_length=1, description="names of the pipeline's stages; default: all of them"
-    )
+    stages: list[str] | None = Field(default=None, min_length=1, description="names of stages; default: all of them")
     seconds: float | None = Field(
-        default=None, gt=0, description="after which it ends by itself; default: each stage's --profile-max-s"
+        default=None, gt=0, description="until it ends; default: each stage's --profile-max-s"
     )
 
 
