@@ -12,7 +12,7 @@ from gateway.answers.jobs import to_jobs
 from gateway.answers.request import ChatCompletionRequest, NamedFunction, ToolChoice
 from gateway.answers.tools.calls import arguments_of
 from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage
-from gateway.answers.tools.image import ImageGenerator
+from gateway.answers.tools.registry import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
 from gateway.answers.turn import ToolCall, Turn
 from gateway.errors import invalid

@@ -141,9 +141,7 @@ class WriterSampling(ThinkerSampling):
     stop: StopStrings | None = None
     logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
     response_format: ResponseFormat | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
-        default=None, description="of requests that wait the lower goes first; default: 0"
-    )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="lower goes first")
 
 
 class ChatCompletionRequest(IgnoredParameters, WriterSampling):

@@ -42,18 +42,14 @@ class VoiceOptions(Strict):
     instructions: str | None = Field(default=None, description="how to speak, or who speaks; as the model takes it")
     language: str | None = Field(default=None, description="one of the model's, in any case; auto, the default")
     task_type: Task | None = Field(default=None, description="checked: what the model does is its own")
-    non_streaming_mode: bool | None = Field(
-        default=None, description="whether the model reads all of the text before it speaks; default: the model's"
-    )
+    non_streaming_mode: bool | None = Field(default=None, description="wait for all of the text; default: the model's")
     ref_audio: str | None = Field(
         default=None, description="a sample of a voice to imitate: base64 or a data, https or http URL; 1 to 30 s"
     )
     ref_text: str | None = Field(
         default=None, max_length=MAX_SAMPLE_TEXT_CHARACTERS, description="what is said in ref_audio"
     )
-    x_vector_only_mode: bool | None = Field(
-        default=None, description="whether what is said in the sample is left aside; default: where it is not known"
-    )
+    x_vector_only_mode: bool | None = Field(default=None, description="ignore the sample's text; default: if unknown")
 
 
 @dataclass

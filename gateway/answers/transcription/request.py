@@ -34,9 +34,7 @@ class TranslationRequest(Strict):
     prompt: str | None = Field(default=None, description="names and terms that may be said, and their spelling")
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
-    max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=1024, description="of each piece, of at most 30 s: fast speech has some 200"
-    )
+    max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = Field(default=1024, description="of a piece of 30 s")
     stream: bool = False
     stream_include_usage: bool = Field(default=False, description="a stream's events are vLLM's chunks as well")
     stream_continuous_usage_stats: Any = Field(default=None, description="accepted; without effect")

@@ -29,9 +29,7 @@ class SessionConfig(SpeechSettings):
     """The first message: how to speak."""
 
     type: Literal["session.config"]
-    non_streaming_mode: bool | None = Field(
-        default=False, description="whether speech waits for the end of the text; null: the model's default"
-    )
+    non_streaming_mode: bool | None = Field(default=False, description="wait for all of the text; null: the model's")
 
 
 class InputTextMessage(Strict):

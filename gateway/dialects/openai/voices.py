@@ -44,9 +44,7 @@ class VoiceRequest(Strict):
 
     name: Annotated[str, AfterValidator(_name)] = Field(description="1 to 64 letters, digits or . _ -, in any case")
     consent: Annotated[str, AfterValidator(_words)] = Field(description="who agreed to it: an id or a text; it is kept")
-    ref_text: Annotated[str, AfterValidator(_words)] | None = Field(
-        default=None, description="what is said in the sample: the voice becomes more like it"
-    )
+    ref_text: Annotated[str, AfterValidator(_words)] | None = Field(default=None, description="what the sample says")
     type: Literal["audio_sample"] = "audio_sample"
     audio_sample: Annotated[None, BeforeValidator(_no_text)] = Field(
         default=None, description="a file of sound, 1 to 30 s of one voice, at most 10 MiB"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.events import ToolEvent
-from gateway.answers.tools.image import ImageGenerator
+from gateway.answers.tools.registry import ImageGenerator
 from gateway.answers.turn import ToolCall, Turn
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt

@@ -16,7 +16,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.tools.calls import Rules
 from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
-from gateway.answers.tools.image import ImageGenerator
+from gateway.answers.tools.registry import ImageGenerator
 from gateway.answers.turn import NextTurn, ToolStart, TurnEnd, sum_of
 from gateway.answers.turns import Turns
 from gateway.dialects.realtime.conversation.conversation import Conversation
