@@ -14,8 +14,7 @@ from PIL import Image
 from cli.plan import Tls
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.image_chat import ImageChat
-from gateway.answers.images import ImageGeneration, to_generation
+from gateway.answers.images import ImageChat, ImageGeneration, to_generation
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest

@@ -6,7 +6,6 @@ from typing import Any
 
 from gateway.answers.tools.events import ToolFailure, ToolImage
 from gateway.answers.turn import AnswerEvent, NextTurn
-from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptRead, PromptTokens, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
 
@@ -90,11 +89,6 @@ class Answer:
         """Of the audio, which the answer must have."""
         assert self.end.code2wav is not None
         return self.end.code2wav.sample_rate_hz
-
-    @property
-    def audio_s(self) -> float:
-        """Length of the audio, which the answer must have."""
-        return self.audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz
 
     @property
     def finish_reason(self) -> str:

@@ -72,9 +72,8 @@ class ChatDialog:
                 self.tools[IMAGE_TOOL] = ImageGenerator(given)
                 self.tools[IMAGE_TOOL].check(self._gateway, place)
             elif given.function.name == IMAGE_TOOL:
-                raise invalid(
-                    f"{place}.function.name", f"{IMAGE_TOOL!r} is the name of a tool that runs here; take another"
-                )
+                reason = f"{IMAGE_TOOL!r} is the name of a tool that runs here; take another"
+                raise invalid(f"{place}.function.name", reason)
         if self.tools and (self._request.n or 1) > 1:
             raise invalid("n", f"only 1 with {IMAGE_TOOL}")
 

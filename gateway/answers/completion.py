@@ -43,9 +43,7 @@ class SpeechParams(Strict):
     voice: str | None = Field(default=None, description="one of the model's voices; default: its first")
     codes: bool = Field(default=True, description="the codec frames, as the talker samples them")
     audio: bool = Field(default=False, description="the sound that they are decoded to")
-    format: AudioFormat | None = Field(
-        default=None, description="default: wav; a stream has pcm16, the default, or wav"
-    )
+    format: AudioFormat | None = Field(default=None, description="default: wav; a stream: pcm16, the default, or wav")
     sampling_params: TalkerSampling = Field(default=TalkerSampling(), description="how codec frames are sampled")
     logprobs: Any = Field(default=None, description="refused: those of codes are not told")
 

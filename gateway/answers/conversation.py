@@ -71,9 +71,8 @@ MediaPart = ImagePart | InputAudioPart | AudioUrlPart | VideoUrlPart
 UserPart = Annotated[TextPart | MediaPart, Field(discriminator="type")]
 TextOnly = Annotated[list[Annotated[TextPart, Field()]], Field(min_length=1), BeforeValidator(_as_parts)]
 UserContent = Annotated[list[UserPart], Field(min_length=1), BeforeValidator(_as_parts)]
-AssistantContent = Annotated[
-    list[Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]], BeforeValidator(_as_parts)
-]
+AssistantPart = Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]
+AssistantContent = Annotated[list[AssistantPart], BeforeValidator(_as_parts)]
 
 
 class SystemMessage(Strict):

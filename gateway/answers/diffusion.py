@@ -141,9 +141,7 @@ class ImageOptions(ImageMembers, DiffusionMembers):
 
 
 class StreamExtras(Strict):
-    progress: bool | None = Field(
-        default=None, description="quartet.progress events of denoising, at most ten a second"
-    )
+    progress: bool | None = Field(default=None, description="quartet.progress events of denoising, at most 10 a second")
 
 
 class ImageRequest(ImageMembers, DiffusionRequest):

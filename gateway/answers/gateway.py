@@ -164,10 +164,9 @@ class Gateway:
         served = self.model_of(stage)
         if served is None:
             raise not_reached(stage)
-        if name == served:
-            return
-        self.model_stage(name)
-        raise invalid("model", f"{name!r} does not do this; {served!r} does", "unsupported_model")
+        if name != served:
+            self.model_stage(name)
+            raise invalid("model", f"{name!r} does not do this; {served!r} does", "unsupported_model")
 
     def speaker(self, voice: str | None, param: str) -> str:
         """The voice as the talker spells it; "": its default. Raises ApiError: 400 for `param`."""

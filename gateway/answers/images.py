@@ -1,4 +1,4 @@
-"""Generation of images from a prompt or from other images."""
+"""Generation of images: from a prompt, from other images, or as the answer of a chat."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -10,15 +10,25 @@ import numpy as np
 
 from gateway import metrics
 from gateway.answers.answer import timings
-from gateway.answers.diffusion import ImageRequest, require_info
+from gateway.answers.conversation import ImagePart
+from gateway.answers.diffusion import ImageOptions, ImageRequest, require_info
 from gateway.answers.gateway import Gateway
+from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.meter import Meter
+from gateway.answers.request import ChatCompletionRequest
+from gateway.answers.tools.events import image_url
 from gateway.errors import in_own_terms, invalid
 from gateway.media.check import MediaFile, image_pixels, load_media
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
+from gateway.validation import validated
 from quartet.v1 import dit_pb2, server_info_pb2
+from quartet.v1.dit_pb2 import DitStart
 from services.common.errors import InternalError
+
+# Members of a chat that ask for another answer than images; those that say how text is sampled are not read.
+_TEXT_ONLY = ("lora", "audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_CHAT_NAMES = {"model", "n", "seed"}  # of members that a request for images has, too
 
 
 @dataclass(frozen=True)
@@ -44,7 +54,7 @@ class ImageGeneration:
     """
 
     stage: Stage
-    start: dit_pb2.DitStart
+    start: DitStart
     files: Sequence[bytes]
     meter: Meter
     started: dit_pb2.DitStarted = field(default_factory=dit_pb2.DitStarted)
@@ -109,12 +119,7 @@ def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
 
 
 async def begin(
-    gateway: Gateway,
-    stage: Stage,
-    start: dit_pb2.DitStart,
-    images: Sequence[MediaFile],
-    mask: MediaFile | None,
-    meter: Meter,
+    gateway: Gateway, stage: Stage, start: DitStart, images: Sequence[MediaFile], mask: MediaFile | None, meter: Meter
 ) -> ImageGeneration:
     """Loads the files, and adds them to `start`.
 
@@ -152,3 +157,43 @@ async def to_generation(
     if mask is not None and len(images) > 1:
         raise invalid("mask", "only with one image, which it is a mask of")
     return await begin(gateway, stage, start, images, mask, meter)
+
+
+class ImageChat:
+    """A chat that images answer."""
+
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, stage: Stage) -> None:
+        self._gateway, self._request, self._stage = gateway, request, stage
+        self._options = request.quartet.dit or ImageOptions()
+        self._prompt_field = "messages"
+
+    async def generation(self, meter: Meter) -> ImageGeneration:
+        """Raises ApiError: 400 naming the member at fault."""
+        request = self._request
+        refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
+        if "audio" in (request.modalities or ()):
+            raise invalid("modalities", 'this model answers with images: use ["image"]')
+        why, reads = "it says what the image shows", "reads text and images"
+        self._prompt_field, prompt, images = last_words(request, why, reads, ImagePart)
+        info = image_facts(self._stage, edits=bool(images))
+        members = {"prompt": prompt, "n": request.n, "seed": request.seed}
+        with in_own_terms(self._chat_name):
+            start = validated(ImageRequest, members | self._options.model_dump(exclude_none=True)).image_start(info)
+        if len(images) > info.max_images:
+            reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
+            raise invalid(images[info.max_images].field, reason)
+        return await begin(self._gateway, self._stage, start, images, None, meter)
+
+    async def parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+        """Yields (index, content part) of finished images. Raises ApiError."""
+        with in_own_terms(self._chat_name):
+            async with aclosing(generation.finished()) as finished:
+                async for image in finished:
+                    file = await asyncio.to_thread(self._options.to_base64, image.pixels)
+                    url = image_url(file, self._options.file_format)
+                    yield image.output, {"type": "image_url", "image_url": {"url": url}}
+
+    def _chat_name(self, member: str) -> str:
+        if member in _CHAT_NAMES or member.startswith("messages"):
+            return member
+        return self._prompt_field if member == "prompt" else f"quartet.dit.{member}"

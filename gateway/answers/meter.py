@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from gateway import metrics
 from gateway.answers.answer import Answer, usage
+from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.pipeline.events import AudioDelta, TextDelta
 
 
@@ -32,13 +33,8 @@ class Meter:
         return cls(state.request_id, timeout_s, state.log, state.deadline - timeout_s)
 
     @property
-    def deadline(self) -> float:
-        """In `time.monotonic()`."""
-        return self.arrived + self.timeout_s
-
-    @property
     def left_s(self) -> float:
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.arrived + self.timeout_s - time.monotonic())
 
     @property
     def elapsed_s(self) -> float:
@@ -70,4 +66,5 @@ class Meter:
         """Measures the real-time factor of the answers that have audio."""
         for answer in answers:
             if answer.audio_bytes:
-                metrics.spoken(answer.audio_s, self.elapsed_s)
+                audio_s = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
+                metrics.spoken(audio_s, self.elapsed_s)

@@ -28,9 +28,7 @@ class StreamOptions(Strict):
 
 class AudioOptions(Strict):
     voice: str | None = Field(default=None, description="one of the model's, in any case; default: its first")
-    format: AudioFormat | None = Field(
-        default=None, description="default: wav; a stream has pcm16, the default, or wav"
-    )
+    format: AudioFormat | None = Field(default=None, description="default: wav; a stream: pcm16, the default, or wav")
 
 
 class FunctionTool(Strict):

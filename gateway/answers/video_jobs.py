@@ -223,8 +223,7 @@ class VideoJobs:
         if max(video.width, video.height) > MAX_SIDE_PIXELS["H.264"]:
             raise InvalidInput("width", f"frames of {video.width}x{video.height} are too large for H.264")
         video.frames_per_second = frames_per_second
-        part = self.store.part(video.id)
-        return await self._in_thread(VideoFile, part, frames_per_second, video.width, video.height)
+        return await self._in_thread(VideoFile, self.store.part(video.id), frames_per_second, video.width, video.height)
 
     def _finish(self, video: VideoJob, file: VideoFile) -> None:
         file.close()

@@ -46,9 +46,7 @@ class VoiceOptions(Strict):
     ref_audio: str | None = Field(
         default=None, description="a sample of a voice to imitate: base64 or a data, https or http URL; 1 to 30 s"
     )
-    ref_text: str | None = Field(
-        default=None, max_length=MAX_SAMPLE_TEXT_CHARACTERS, description="what is said in ref_audio"
-    )
+    ref_text: str | None = Field(default=None, max_length=MAX_SAMPLE_TEXT_CHARACTERS, description="what ref_audio says")
     x_vector_only_mode: bool | None = Field(default=None, description="ignore the sample's text; default: if unknown")
 
 

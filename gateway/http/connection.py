@@ -148,6 +148,13 @@ class StreamedResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
+async def drain(events: AsyncGenerator[Any, None]) -> None:
+    """Waits for the end of what is sent in one piece."""
+    async with aclosing(events):
+        async for _ in events:
+            pass
+
+
 class Run(Protocol):
     """The work on a request. Raises ApiError."""
 

@@ -152,9 +152,6 @@ def _check_stream(kind: str, content: bytes, limits: MediaLimits) -> None:
 
 def _duration_s(container: InputContainer, stream: av.AudioStream | av.VideoStream) -> float:
     """Longest duration that the headers claim; 0 if they claim none."""
-    claims = [0.0]
-    if container.duration is not None:
-        claims.append(container.duration / av.time_base)
-    if stream.duration is not None and stream.time_base is not None:
-        claims.append(float(stream.duration * stream.time_base))
-    return max(claims)
+    of_file = (container.duration or 0) / av.time_base
+    of_track = float((stream.duration or 0) * (stream.time_base or 0))
+    return max(of_file, of_track, 0.0)

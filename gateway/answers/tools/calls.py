@@ -65,7 +65,9 @@ class HostedCall:
             arguments = json.loads(self.arguments)
         except (ValueError, RecursionError):
             arguments = None
-        prompt = arguments.get("prompt") if isinstance(arguments, dict) else None
+        if not isinstance(arguments, dict):
+            arguments = {}
+        prompt = arguments.get("prompt")
         if not isinstance(prompt, str) or not prompt.strip():
             raise invalid("prompt", "the call has none")
         return prompt, arguments

@@ -84,14 +84,11 @@ class ImageGenerator(HostedTool):
         if self.settings.action == "edit" and base is None:  # a model that says so without an image means a new one
             raise invalid("action", "there is no picture to change, or this model does not change pictures")
         info = image_facts(stage, edits=base is not None)
-        mask = self._mask() if base is not None else None
+        url = (self.settings.input_image_mask or {}).get("image_url")
+        mask = MediaFile("input_image_mask", "image", url) if base and isinstance(url, str) and url else None
         request = self._request(prompt, call.rules.previews)
         images = [] if base is None else [base]
         return await begin(gateway, stage, request.image_start(info), images, mask, call.meter), request
-
-    def _mask(self) -> MediaFile | None:
-        url = (self.settings.input_image_mask or {}).get("image_url")
-        return MediaFile("input_image_mask", "image", url) if isinstance(url, str) and url else None
 
 
 class _Maker(HostedTool):

@@ -102,10 +102,6 @@ async def whole_choice(answer: WholeAnswer, audio_format: str, wants_logprobs: b
     }
     message |= {name: value for name, value in more.items() if value}
     if answer.samples:
-        file = await asyncio.to_thread(_encode_base64, bytes(answer.samples), answer.sample_rate_hz, audio_format)
-        message["audio"] = answer.audio(file, answer.text)
+        file = await asyncio.to_thread(encode_audio, bytes(answer.samples), answer.sample_rate_hz, audio_format)
+        message["audio"] = answer.audio(pybase64.b64encode_as_string(file), answer.text)
     return choice(answer.index, {"message": message}, answer.tokens if wants_logprobs else None, answer.finish_reason)
-
-
-def _encode_base64(pcm16: bytes, sample_rate_hz: int, audio_format: str) -> str:
-    return pybase64.b64encode_as_string(encode_audio(pcm16, sample_rate_hz, audio_format))

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from gateway.answers.answer import Answer, WholeAnswer, usage
 from gateway.answers.chat_dialog import ChatDialog, needs_dialog
 from gateway.answers.gateway import Gateway
-from gateway.answers.image_chat import ImageChat
+from gateway.answers.images import ImageChat
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest, StreamOptions
@@ -22,7 +22,7 @@ from gateway.answers.turn import AnswerEvent, TurnEnd, sum_of
 from gateway.answers.turns import Turns
 from gateway.dialects.openai.answer import StreamedAnswer, choice, chunk, whole_choice
 from gateway.errors import from_error
-from gateway.http.connection import DONE, admitted, owner_of, respond, sse
+from gateway.http.connection import DONE, admitted, drain, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import TextDelta
@@ -97,9 +97,7 @@ class ChatRun(_BaseRun):
 
     async def whole(self) -> Response:
         answers = self._new(WholeAnswer)
-        async with aclosing(self._events(answers)) as events:
-            async for _ in events:
-                pass
+        await drain(self._events(answers))
         body = self._head | {
             "object": "chat.completion",
             "choices": [

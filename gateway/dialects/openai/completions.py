@@ -15,7 +15,7 @@ from gateway.answers.completion import CompletionRun, detokenize
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
-from gateway.http.connection import DONE, admitted, respond, sse
+from gateway.http.connection import DONE, admitted, drain, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
@@ -106,9 +106,7 @@ class Completions:
 
     async def whole(self) -> Response:
         echoes = await self._echoes()
-        async with aclosing(self._run.events(*self._asked)) as events:
-            async for _ in events:
-                pass
+        await drain(self._run.events(*self._asked))
         choices = [
             self._choice(answer, echoes[answer.index] + answer.text, self._entries(answer, 0), 0, has_ended=True)
             for answer in self._run.answers

@@ -16,7 +16,7 @@ from gateway.answers.transcription.formats import joined, srt, vtt
 from gateway.answers.transcription.request import TranscriptionRequest, TranslationRequest
 from gateway.answers.transcription.run import TranscriptionRun
 from gateway.errors import invalid
-from gateway.http.connection import LAST_WORD_S, EventStream, admitted, sse, while_connected
+from gateway.http.connection import LAST_WORD_S, EventStream, admitted, drain, sse, while_connected
 from gateway.http.forms import FILE, page, read_form
 from gateway.http.json_writer import Json
 from gateway.validation import Strict
@@ -87,9 +87,7 @@ def _chunk(event: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _whole(run: TranscriptionRun) -> Response:
-    async with aclosing(run.deltas()) as deltas:
-        async for _ in deltas:
-            pass
+    await drain(run.deltas())
     text, form = joined(run.segments), run.request.response_format
     if form in _PLAIN:
         body = _SUBTITLES[form](run.segments) if form in _SUBTITLES else f"{text}\n"

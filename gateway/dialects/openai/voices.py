@@ -68,7 +68,8 @@ async def list_voices(http: Request) -> dict[str, Any]:
     names = gateway.pipeline.voices
     data = [{"id": name, "name": name, "object": "audio.voice", "default": i == 0} for i, name in enumerate(names)]
     uploaded: list[dict[str, Any]] = []
-    if _sample_rate_hz(gateway):
+    talker = gateway.pipeline.info("talker")
+    if talker is not None and talker.voice_sample_rate_hz:
         with voice_store_errors():
             uploaded = [_object(voice) for voice in await gateway.voices.all_of(owner_of(http))]
     return {
@@ -120,12 +121,6 @@ async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
         await gateway.voices.remove(found)
     http.state.log["voice"] = found.id
     return {"id": found.id, "name": found.name, "object": "audio.voice.deleted", "deleted": True, "success": True}
-
-
-def _sample_rate_hz(gateway: Gateway) -> int:
-    """0 if the talker imitates no voices, or was never reached."""
-    talker = gateway.pipeline.info("talker")
-    return talker.voice_sample_rate_hz if talker else 0
 
 
 def _require_cloning(gateway: Gateway) -> int:

@@ -38,9 +38,7 @@ class StartRequest(Strict):
     """Stages and duration of a profile; all members are optional."""
 
     stages: list[str] | None = Field(default=None, min_length=1, description="names of stages; default: all of them")
-    seconds: float | None = Field(
-        default=None, gt=0, description="until it ends; default: each stage's --profile-max-s"
-    )
+    seconds: float | None = Field(default=None, gt=0, description="until it ends; default: a stage's --profile-max-s")
 
 
 @router.post("/start_profile", openapi_extra=page(StartRequest, "application/json", "what records", answered=()))

@@ -18,7 +18,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import Pending, attach_media, media_file
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
-from gateway.http.connection import DONE, admitted, owner_of, respond, sse
+from gateway.http.connection import DONE, admitted, drain, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
@@ -178,9 +178,7 @@ class Generation:
                 yield answer, None
 
     async def whole(self) -> Response:
-        async with aclosing(self._steps()) as steps:
-            async for _ in steps:
-                pass
+        await drain(self._steps())
         body = self._head() | {"choices": [], "usage": self._run.usage()}
         for answer in self._run.answers:
             choice = self._choice(answer, 0, answer.text, has_ended=True)
