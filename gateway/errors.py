@@ -1,7 +1,7 @@
 """Errors as clients see them, in the OpenAI API's body."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,9 +40,9 @@ class ApiError(Exception):
         self.kind = self.kind or ("invalid_request_error" if self.status < 500 else "server_error")
         self.log = {"code": self.code}
 
-    def rename(self, param: str | None) -> None:
+    def rename(self, param: str) -> None:
         """Names another field of the request as the one at fault, `param`, in the message too."""
-        if self.param and param and self.message.startswith(self.param):
+        if self.param and self.message.startswith(self.param):
             self.message = param + self.message.removeprefix(self.param)
         self.param = param
 
@@ -107,12 +107,26 @@ _TALKER_FIELDS = (
     (r"^(token_ids|text)$", "messages"),
     (r"^text\.", ""),
 )
+_DIFFUSION_FIELDS = (
+    (r"^(width|height)\b.*", "size"),
+    (r"^count\b.*", "n"),
+    (r"^audio_s\b.*", "seconds"),
+    (r"^loras\b.*", "lora"),
+    (r"^previews\b.*", "partial_images"),
+    (r"^images\b.*", "image"),
+)
+_FIELDS = {
+    "thinker": _THINKER_FIELDS,
+    "talker": _TALKER_FIELDS,
+    "dit": _DIFFUSION_FIELDS,
+    "encoder": _DIFFUSION_FIELDS,
+}
 
 
 def request_field(stage: str, field: str) -> str:
     """The request's field behind a stage's `field`: ("talker", "speaker") is "audio.voice"."""
     field = field.removeprefix("start.")
-    for pattern, replacement in {"thinker": _THINKER_FIELDS, "talker": _TALKER_FIELDS}.get(stage, ()):
+    for pattern, replacement in _FIELDS.get(stage, ()):
         field, count = re.subn(pattern, replacement, field)
         if count:
             break
@@ -120,13 +134,22 @@ def request_field(stage: str, field: str) -> str:
 
 
 @contextmanager
-def in_own_terms(names: Mapping[str, str]) -> Iterator[None]:
-    """Renames the members in refusals to this endpoint's. Raises ApiError."""
+def in_own_terms(own_name: Callable[[str], str] = str, kind: str = "gateway") -> Iterator[None]:
+    """Turns errors of stages into refusals, and gives the field at fault the name that `own_name` has for it.
+
+    Args:
+        own_name: the request's name of a field that a chat, or another request made of this one, has.
+        kind: as of `from_error`.
+
+    Raises:
+        ApiError: for a StageError, or as it was raised within.
+    """
     try:
         yield
-    except errors.StageError as error:
-        refusal = from_error("gateway", error)
-        if (own := names.get(refusal.param or "")) is not None:
-            refusal.message = refusal.message.replace(f"{refusal.param}:", f"{own}:", 1)
-            refusal.param = own
+    except (errors.StageError, ApiError) as error:
+        refusal = error if isinstance(error, ApiError) else from_error(kind, error)
+        if refusal.param is not None:
+            refusal.rename(own_name(refusal.param))
+        if refusal is error:
+            raise
         raise refusal from error

@@ -140,6 +140,14 @@ class Store:
             )
 
 
+def required(directory: Path | None, setting: str, what: str) -> Path:
+    """Raises StoreError: there is no directory to keep `what` in."""
+    if directory is None:
+        option = setting.replace("_", "-")
+        raise StoreError(f"{setting}: this user has no home directory to keep {what} in; name one with --{option}")
+    return directory
+
+
 @contextmanager
 def store_errors(fault: str) -> Iterator[None]:
     """Turns a store's errors into a 500 that says `fault`. Raises ApiError."""

@@ -14,9 +14,9 @@ from PIL import Image
 from cli.plan import Tls
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.image_chat import ImageChat
-from gateway.answers.images import ImageGeneration, to_generation
+from gateway.answers.images import ImageChat, ImageGeneration, to_generation
 from gateway.answers.jobs import to_jobs
+from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest
 from gateway.media.check import MediaFile
 from gateway.pipeline.config import load_pipeline
@@ -203,7 +203,7 @@ class Client:
         stage = self._image_stage()
         with as_errors():
             request.model = self._gateway.model_of(stage) or ""
-            generation = await ImageChat(self._gateway, request, stage).generation(request_id, deadline, {})
+            generation = await ImageChat(self._gateway, request, stage).generation(_meter(request_id, deadline))
             images = await _to_pillow(generation)
             return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
 
@@ -226,7 +226,9 @@ class Client:
         async def work(deadline: float) -> list[Image.Image]:
             with as_errors():
                 request.model = self._gateway.model_of(stage)
-                generation = await to_generation(self._gateway, request, loaded, hole, uuid.uuid4().hex, deadline, {})
+                generation = await to_generation(
+                    self._gateway, request, loaded, hole, _meter(uuid.uuid4().hex, deadline)
+                )
                 return await _to_pillow(generation)
 
         async with self._places:
@@ -235,6 +237,11 @@ class Client:
     def _image_stage(self) -> Stage:
         with as_errors():
             return self._gateway.stage_for("image", None)
+
+
+def _meter(request_id: str, deadline: float) -> Meter:
+    """The meter of a request that ends at `deadline`, in `time.monotonic()`."""
+    return Meter(request_id, max(0.0, deadline - time.monotonic()))
 
 
 async def _to_pillow(generation: ImageGeneration) -> list[Image.Image]:

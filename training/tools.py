@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gateway.answers.tools.image import ImageGenerator
+from gateway.answers.tools.registry import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL
 from training import loop, seeing
 from training.dialogue import Dialogue, Turn, article, capital

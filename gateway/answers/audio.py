@@ -1,13 +1,16 @@
 """Generation of audio from a prompt."""
 
+import asyncio
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from gateway.answers.diffusion import DiffusionRequest
-from gateway.errors import invalid
+from gateway import metrics
+from gateway.answers.diffusion import DiffusionRequest, require_info
+from gateway.errors import in_own_terms, invalid
 from gateway.media.encode import encode_audio
 from gateway.pipeline.dit import Pieces, generate
 from gateway.pipeline.stage import Stage
@@ -24,7 +27,7 @@ class AudioRequest(DiffusionRequest):
     response_format: Literal["wav", "flac", "mp3", "opus", "aac"] = "wav"
 
     def audio_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
-        """The stage's start message. Raises ApiError: 400 naming the member that the model cannot follow."""
+        """Raises ApiError: 400 naming the member that the model cannot follow."""
         start = self.start(info)
         if self.seconds is not None:
             if self.seconds > info.max_audio_s:
@@ -33,23 +36,38 @@ class AudioRequest(DiffusionRequest):
         return start
 
 
-async def make(stage: Stage, start: dit_pb2.DitStart, timeout_s: float) -> tuple[Pieces, int]:
-    """The complete audio, and its seed. Raises StageError."""
+@dataclass(frozen=True)
+class GeneratedAudio:
+    """A file of 16-bit samples."""
+
+    file: bytes
+    seconds: float
+    sample_rate_hz: int
+    seed: int
+
+
+async def make(stage: Stage, request: AudioRequest, request_id: str, timeout_s: float) -> GeneratedAudio:
+    """Raises ApiError."""
+    start = request.audio_start(require_info(stage, TASKS, "sound"))
+    start.request_id = request_id
     pieces, seed = Pieces(), 0
-    async with aclosing(generate(stage, start, (), timeout_s)) as responses:
-        async for response in responses:
-            match response.WhichOneof("message"):
-                case "started":
-                    seed = response.started.seed
-                case "piece":
-                    pieces.add(response.piece)
-    if not pieces.complete or pieces.sample_rate_hz <= 0:
-        raise stage.fault("did not send a whole sound")
-    return pieces, seed
+    with in_own_terms(kind=stage.kind):
+        async with aclosing(generate(stage, start, (), timeout_s)) as responses:
+            async for response in responses:
+                match response.WhichOneof("message"):
+                    case "started":
+                        seed = response.started.seed
+                    case "piece":
+                        pieces.add(response.piece)
+        if not pieces.complete or pieces.sample_rate_hz <= 0:
+            raise stage.fault("did not send a whole sound")
+    file, seconds = await asyncio.to_thread(_file_of, pieces, request.response_format)
+    metrics.AUDIO_SECONDS.inc(seconds)
+    return GeneratedAudio(file, seconds, pieces.sample_rate_hz, seed)
 
 
-def file_of(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
-    """The 16-bit file, and its length in seconds. Blocking."""
+def _file_of(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
+    """(file, seconds). Blocking."""
     samples = pieces.array()  # (samples, channels) float32
     pcm16 = np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2")
     file = encode_audio(pcm16.tobytes(), pieces.sample_rate_hz, file_format, channels=samples.shape[1])

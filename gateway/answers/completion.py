@@ -1,23 +1,28 @@
-"""Prompts that no chat template writes, as texts or token ids: their answers, and the thinker's tokenizer."""
+"""Answers to prompts as they are, texts or token ids, in text and speech; and the thinker's tokenizer."""
 
+import asyncio
+import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
-import grpc
+import pybase64
+from pydantic import Field
 
 from gateway.answers.answer import WholeAnswer, usage
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import refuse_large, sampling_of
 from gateway.answers.meter import Meter
-from gateway.answers.raw_speech import RawSpeech
-from gateway.answers.request import WriterSampling
-from gateway.errors import ApiError, from_error, invalid
+from gateway.answers.request import AudioFormat, WriterSampling
+from gateway.errors import in_own_terms, invalid
+from gateway.media.encode import encode_audio
+from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptTokens, TextDelta
 from gateway.pipeline.run import Job, run, speech
-from quartet.v1 import thinker_pb2, thinker_pb2_grpc
-from services.common.errors import StageError
+from gateway.validation import Strict
+from quartet.v1 import talker_pb2, thinker_pb2
 
 _MAX_TOKENIZER_BYTES = 4 * 1024 * 1024  # of a text, or of ids as protobuf packs them
 
@@ -25,69 +30,142 @@ Step = tuple[WholeAnswer, PromptTokens | TextDelta | CodesDelta | AudioDelta | N
 """(the answer, what is new of it, or None: it has ended)."""
 # What a chat calls what a talker refuses, and what a raw prompt's request does; the prompt itself is `field`.
 _TALKERS = {"audio.voice": "speech.voice", "quartet.talker.": "speech.sampling_params."}
+_ENDS = {
+    talker_pb2.SPEECH_END_STOP: "stop",
+    talker_pb2.SPEECH_END_LENGTH: "length",
+    talker_pb2.SPEECH_END_EMPTY: "empty",
+}
 
 
+class SpeechParams(Strict):
+    """How the text is spoken, and what is returned of it."""
+
+    voice: str | None = Field(default=None, description="one of the model's voices; default: its first")
+    codes: bool = Field(default=True, description="the codec frames, as the talker samples them")
+    audio: bool = Field(default=False, description="the sound that they are decoded to")
+    format: AudioFormat | None = Field(default=None, description="default: wav; a stream: pcm16, the default, or wav")
+    sampling_params: TalkerSampling = Field(default=TalkerSampling(), description="how codec frames are sampled")
+    logprobs: Any = Field(default=None, description="refused: those of codes are not told")
+
+    def check(self, gateway: Gateway, stream: bool) -> None:
+        """Raises ApiError: 400 naming a member that contradicts another, or is not supported."""
+        if gateway.pipeline.config.outputs.speech is None:
+            raise invalid("speech", "this server does not speak; leave it out")
+        if self.logprobs is not None:
+            raise invalid("speech.logprobs", "the talker does not tell those of its codes; leave it out")
+        if not (self.codes or self.audio):
+            raise invalid("speech.codes", "neither codes nor audio are wanted; leave out speech, or set one of them")
+        if self.format is not None and not self.audio:
+            raise invalid("speech.format", "only with audio: true")
+        if stream and self.format not in (None, "pcm16", "wav"):
+            raise invalid("speech.format", "a stream has pcm16 or wav; leave it out, or set stream to false")
+
+
+class RawSpeech:
+    """Speech of one request. `seed` is the text's, used where `params` has none.
+
+    Raises:
+        ApiError: 400, there is no such voice; 503, talker or code2wav was never reached.
+    """
+
+    def __init__(self, gateway: Gateway, params: SpeechParams, seed: int | None, stream: bool) -> None:
+        self._params = params
+        self._format: AudioFormat = params.format or ("pcm16" if stream else "wav")
+        sampling = gateway.talker_sampling(params.sampling_params, seed)
+        if not sampling.HasField("seed"):
+            sampling.seed = secrets.randbits(31)
+        speaker = gateway.speaker(params.voice, "speech.voice")
+        self._start = talker_pb2.SpeakStart(speaker=speaker, sampling=sampling, wants_frames=params.codes)
+        self._talker, self._code2wav = gateway.known("talker"), gateway.known("code2wav")
+
+    def starts(self, index: int) -> dict[str, Any]:
+        """Start messages of the stages that speak answer `index`."""
+        speak = deepcopy(self._start)
+        speak.sampling.seed += index
+        return speech(speak) if self._params.audio else {"talker": speak}
+
+    def facts(self) -> dict[str, Any]:
+        rate_hz = self._code2wav.sample_rate_hz
+        return {
+            "code_groups": self._talker.num_code_groups,
+            "frames_per_second": rate_hz / self._code2wav.samples_per_frame,
+            "sample_rate_hz": rate_hz,
+        }
+
+    def delta(self, event: CodesDelta | AudioDelta) -> dict[str, Any]:
+        if isinstance(event, CodesDelta):
+            return {"codes": event.frames}
+        return {"audio": self._encoded(event.pcm16)}
+
+    def end(self, answer: WholeAnswer) -> dict[str, Any]:
+        talker = answer.end.talker
+        reason = _ENDS.get(talker.end, "stop") if talker else "abort"
+        return {"seed": self._start.sampling.seed + answer.index, "finish_reason": reason}
+
+    async def whole(self, answer: WholeAnswer) -> dict[str, Any]:
+        parts: dict[str, Any] = {"codes": answer.codes} if self._params.codes else {}
+        if self._params.audio:
+            sound = bytes(answer.samples)
+            parts["audio"] = await asyncio.to_thread(self._encoded, sound) if sound else None
+        return parts | self.end(answer)
+
+    def _encoded(self, pcm16: bytes) -> dict[str, Any]:
+        data = encode_audio(pcm16, self._code2wav.sample_rate_hz, self._format)
+        return {"data": pybase64.b64encode_as_string(data), "format": self._format}
+
+
+@dataclass
 class CompletionRun:
     """Answers to raw prompts, in text and speech.
 
-    Args:
-        gateway: the gateway.
-        sampling: how they are written.
+    Attributes:
         state: the request's id, deadline and log line.
-        prompts: what is gone on with.
-        model, lora: as the request names them.
         count: answers to each prompt, each with the seed of the one before + 1.
         max_tokens: of each answer; None: up to the longest context.
         field: what the request calls its prompts.
-        media: files that follow the prompt, where there is one.
-        raw_speech: how answers are spoken; None: they are text.
-
-    Attributes:
+        media: files that follow the prompt.
+        speech: how answers are spoken; None: they are text.
         answers: those to the first prompt first.
 
     Raises:
-        ApiError: 400 or 404, there is no such model, or it does not write; or there are too many answers.
+        ApiError: 400 or 404, the model is not here or does not write, or there are too many answers.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        sampling: WriterSampling,
-        state: Any,
-        prompts: Sequence[thinker_pb2.RawPrompt],
-        model: str | None,
-        lora: str | None,
-        count: int,
-        max_tokens: int | None,
-        field: str,
-        media: Sequence[bytes] = (),
-        raw_speech: RawSpeech | None = None,
-    ) -> None:
-        gateway.stage_for("text", model, takes_loras=True)
-        if count > gateway.settings.max_choices:
-            raise invalid("n", f"at most {gateway.settings.max_choices} answers to a prompt")
-        self._gateway, self._sampling, self._prompts, self._count = gateway, sampling, prompts, count
-        self._lora, self._max_tokens, self._field, self._media = gateway.lora_of(model, lora), max_tokens, field, media
-        self._speech = raw_speech
-        self._meter = Meter.of(state, gateway.settings.request_timeout_s)
-        self.answers = [WholeAnswer(i, "", 0) for i in range(len(prompts) * count)]
-        self._meter.log["answers"] = len(self.answers)
-        if sampling.seed is not None and sampling.seed + len(self.answers) > 2**63:
-            raise invalid("seed", f"each answer's is one more: at most {2**63 - len(self.answers)} for so many")
+    gateway: Gateway
+    sampling: WriterSampling
+    state: Any
+    prompts: Sequence[thinker_pb2.RawPrompt]
+    model: str | None
+    count: int
+    field: str
+    lora: str | None = None
+    max_tokens: int | None = None
+    media: Sequence[bytes] = ()
+    speech: RawSpeech | None = None
 
-    async def events(self, top_logprobs: int | None, prompt_logprobs: int | None = None) -> AsyncGenerator[Step, None]:
-        """Yields the answers' events.
+    def __post_init__(self) -> None:
+        settings = self.gateway.settings
+        self.gateway.stage_for("text", self.model, takes_loras=True)
+        if self.count > settings.max_choices:
+            raise invalid("n", f"at most {settings.max_choices} answers to a prompt")
+        self._lora = self.gateway.lora_of(self.model, self.lora)
+        self._meter = Meter.of(self.state, settings.request_timeout_s)
+        self.answers = [WholeAnswer(i, "", 0) for i in range(len(self.prompts) * self.count)]
+        self._meter.log["answers"] = len(self.answers)
+        seed, most = self.sampling.seed, 2**63 - len(self.answers)
+        if seed is not None and seed > most:
+            raise invalid("seed", f"each answer's is one more: at most {most} for so many")
+
+    async def events(self, top_logprobs: int | None, prompt_logprobs: int | None) -> AsyncGenerator[Step, None]:
+        """Raises ApiError as a chat's, with the request's own names.
 
         Args:
             top_logprobs: alternatives for each token; None: no log-probabilities.
             prompt_logprobs: the same for the prompt's tokens; the first answer to each prompt has them.
-
-        Raises:
-            ApiError: as a chat's, with the field that has the prompts.
         """
         jobs = [self._job(i, top_logprobs, prompt_logprobs) for i in range(len(self.answers))]
-        try:
-            async with aclosing(run(self._gateway.pipeline, jobs, self._meter.left_s)) as events:
+        with in_own_terms(self._own_name):
+            async with aclosing(run(self.gateway.pipeline, jobs, self._meter.left_s)) as events:
                 async for index, event in events:
                     self.answers[index].take(event)
                     self._meter.observe(event)
@@ -95,91 +173,63 @@ class CompletionRun:
                         yield self.answers[index], event
                     elif isinstance(event, Finished):
                         yield self.answers[index], None
-        except StageError as error:
-            raise self._in_own_terms(from_error("gateway", error)) from error
-        self._count_tokens()
+        details = usage(self.answers)["completion_tokens_details"]
+        frames = None if self.speech is None else details["audio_tokens"]
+        self._meter.count(self.usage()["prompt_tokens"], details["text_tokens"], frames)
+        self._meter.count_speech(self.answers)
 
     def _job(self, index: int, top_logprobs: int | None, prompt_logprobs: int | None) -> Job:
-        sampling = sampling_of(self._gateway, self._sampling, self._max_tokens, top_logprobs)
-        if prompt_logprobs is not None and index % self._count == 0:
+        sampling = sampling_of(self.gateway, self.sampling, self.max_tokens, top_logprobs)
+        if prompt_logprobs is not None and index % self.count == 0:
             sampling.prompt_logprobs = prompt_logprobs
         if sampling.HasField("seed"):
             sampling.seed += index
         start = thinker_pb2.GenerateStart(
-            prompt=self._prompts[index // self._count],
+            prompt=self.prompts[index // self.count],
             sampling=sampling,
-            priority=self._sampling.priority or 0,
+            priority=self.sampling.priority or 0,
             lora=self._lora,
         )
-        refuse_large(start, self._field)
+        refuse_large(start, self.field)
         request_id = self._meter.request_id
         name = request_id if len(self.answers) == 1 else f"{request_id}-{index}"
-        return Job(name, {"thinker": start} | self._spoken(index), self._media)
+        spoken = {} if self.speech is None else self.speech.starts(index)
+        return Job(name, {"thinker": start} | spoken, self.media)
 
-    def _spoken(self, index: int) -> dict[str, Any]:
-        """Start messages of the stages that speak answer `index`."""
-        if self._speech is None:
-            return {}
-        speak = deepcopy(self._speech.start)
-        speak.sampling.seed += index
-        starts = speech(speak)
-        return starts if self._speech.audio else {"talker": starts["talker"]}
-
-    def _in_own_terms(self, error: ApiError) -> ApiError:
-        if (param := error.param) is None:
-            return error
-        own = self._field if param.split(".")[0] == "prompt" else param
-        if param == "prompt_logprobs":
-            own = "echo" if self._field == "prompt" else f"sampling_params.{param}"
-        if self._speech is not None:
-            own = self._field if param == "messages" else own
-            for chats, ours in _TALKERS.items():
-                own = ours + own.removeprefix(chats) if own.startswith(chats) else own
-        error.rename(own)
-        return error
+    def _own_name(self, member: str) -> str:
+        if member.split(".")[0] == "prompt" or (member == "messages" and self.speech is not None):
+            return self.field
+        if member == "prompt_logprobs":
+            return "echo" if self.field == "prompt" else f"sampling_params.{member}"
+        for chats, ours in _TALKERS.items():
+            if member.startswith(chats):
+                return ours + member.removeprefix(chats)
+        return member
 
     def usage(self) -> dict[str, Any]:
-        """Tokens of all prompts and answers, as far as they have come; of answers that have ended codec frames, too."""
-        tokens = usage(self.answers)
-        first = [self.answers[i] for i in range(0, len(self.answers), self._count)]
-        read = sum(answer.prompt.prompt_tokens for answer in first)
-        cached = sum(answer.end.thinker.cached_tokens for answer in first if answer.end and answer.end.thinker)
+        """Tokens so far; codec frames of answers that have ended."""
+        tokens, firsts = usage(self.answers), self.answers[:: self.count]
+        read = sum(answer.prompt.prompt_tokens for answer in firsts)
+        cached = sum(answer.end.thinker.cached_tokens for answer in firsts if answer.end.thinker)
         written = tokens["completion_tokens"]
-        return {
+        counts = {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
             "prompt_tokens_details": {"cached_tokens": cached},
-            **({} if self._speech is None else {"completion_tokens_details": tokens["completion_tokens_details"]}),
         }
-
-    def _count_tokens(self) -> None:
-        read, details = self.usage()["prompt_tokens"], usage(self.answers)["completion_tokens_details"]
-        self._meter.count(read, details["text_tokens"], None if self._speech is None else details["audio_tokens"])
-        self._meter.count_speech(self.answers)
+        if self.speech is not None:
+            counts["completion_tokens_details"] = tokens["completion_tokens_details"]
+        return counts
 
 
 async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, message: Any, field: str) -> Any:
-    """What a replica of the thinker answers to `message`, by its tokenizer.
-
-    Raises:
-        ApiError: as a chat's; `field` is what the request calls its text or ids.
-    """
+    """The thinker's response to `message`. Raises ApiError; `field` is the request's text or ids."""
     stage = gateway.stage_for("text", model, takes_loras=True)
     if message.ByteSize() > _MAX_TOKENIZER_BYTES:
         raise invalid(field, f"is more than the {_MAX_TOKENIZER_BYTES} bytes that are taken", "context_length_exceeded")
-    try:
-        replica = stage.choose()
-        try:
-            call = getattr(thinker_pb2_grpc.ThinkerServiceStub(replica.channel), method)
-            return await call(message, timeout=gateway.settings.request_timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise replica.failure(error) from error
-    except StageError as error:
-        refusal = from_error("thinker", error)
-        if refusal.param in ("token_ids", "text"):
-            refusal.rename(field)
-        raise refusal from error
+    with in_own_terms(lambda member: field if member in ("token_ids", "text") else member, "thinker"):
+        return await stage.choose().ask(method, message, gateway.settings.request_timeout_s)
 
 
 async def detokenize(gateway: Gateway, token_ids: Sequence[int], field: str) -> str:

@@ -1,6 +1,6 @@
 """Messages of a chat request."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -8,14 +8,12 @@ from gateway.validation import Strict
 
 
 class TextPart(Strict):
-    """Text."""
-
     type: Literal["text"]
     text: str
 
 
 class RefusalPart(Strict):
-    """A refusal the assistant gave earlier; read as text."""
+    """An earlier refusal; read as text."""
 
     type: Literal["refusal"]
     refusal: str
@@ -28,16 +26,10 @@ class MediaUrl(Strict):
 
 
 class ImageUrl(MediaUrl):
-    """https, http or data URL of an image."""
-
-    detail: Literal["auto", "low", "high"] | None = Field(
-        default=None, description="accepted; the model scales by itself"
-    )
+    detail: Literal["auto", "low", "high"] | None = Field(default=None, description="accepted; without effect")
 
 
 class ImagePart(Strict):
-    """An image."""
-
     type: Literal["image_url"]
     image_url: ImageUrl
 
@@ -57,22 +49,16 @@ class InputAudio(Strict):
 
 
 class InputAudioPart(Strict):
-    """A sound in the request itself."""
-
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
 class AudioUrlPart(Strict):
-    """A sound."""
-
     type: Literal["audio_url"]
     audio_url: MediaUrl
 
 
 class VideoUrlPart(Strict):
-    """A video."""
-
     type: Literal["video_url"]
     video_url: MediaUrl
 
@@ -85,9 +71,8 @@ MediaPart = ImagePart | InputAudioPart | AudioUrlPart | VideoUrlPart
 UserPart = Annotated[TextPart | MediaPart, Field(discriminator="type")]
 TextOnly = Annotated[list[Annotated[TextPart, Field()]], Field(min_length=1), BeforeValidator(_as_parts)]
 UserContent = Annotated[list[UserPart], Field(min_length=1), BeforeValidator(_as_parts)]
-AssistantContent = Annotated[
-    list[Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]], BeforeValidator(_as_parts)
-]
+AssistantPart = Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]
+AssistantContent = Annotated[list[AssistantPart], BeforeValidator(_as_parts)]
 
 
 class SystemMessage(Strict):
@@ -99,8 +84,6 @@ class SystemMessage(Strict):
 
 
 class UserMessage(Strict):
-    """What the user says and shows."""
-
     role: Literal["user"]
     content: UserContent
     name: str | None = None
@@ -115,30 +98,31 @@ class ToolMessage(Strict):
 
 
 class FunctionCall(Strict):
-    """Which function was called, with which JSON arguments."""
-
     name: str
     arguments: str
 
 
 class ToolCall(Strict):
-    """A call the assistant made."""
-
     id: str
     type: Literal["function"]
     function: FunctionCall
 
+    @classmethod
+    def of(cls, call_id: str, name: str, arguments: str) -> Self:
+        return cls(id=call_id, type="function", function=FunctionCall(name=name, arguments=arguments))
+
 
 class AudioReference(BaseModel):
-    """Names an earlier answer's audio. What else an answer's `audio` has may be sent back along; it is not read."""
+    """Names an earlier answer's audio. Its other members may be sent back; they are not read."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
     id: str
 
 
 class AssistantMessage(BaseModel):
-    """An earlier answer. Clients send answers back with fields of theirs: those that mean nothing here are not read.
-    The thought before it is `reasoning_content`, or `reasoning` as vLLM calls it."""
+    """An earlier answer. Members that mean nothing here are not read. The thought before it is `reasoning_content`, or
+    `reasoning` as vLLM calls it.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["assistant"]

@@ -1,21 +1,18 @@
 """Requests for images, videos and audio, checked against the model's capabilities."""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pybase64
 from pydantic import BeforeValidator, Field
 
-from gateway.errors import ApiError, from_error, invalid
+from gateway.errors import from_error, invalid
 from gateway.media.encode import MAX_SIDE_PIXELS, ImageFormat, encode_image
 from gateway.pipeline.sampling import MAX_SEED
 from gateway.pipeline.stage import Stage
 from gateway.validation import Positive, Strict
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.errors import InvalidInput, StageError
 
 PROGRESS_INTERVAL_MS = 100  # as often as a person looks
 MAX_PROMPT_CHARACTERS = 100_000  # beyond what any text encoder reads; the stage knows its own limit in tokens
@@ -47,8 +44,6 @@ Loras = Annotated[
 
 
 class DiffusionMembers(Strict):
-    """Parameters of a diffusion transformer."""
-
     negative_prompt: Annotated[str, Field(max_length=MAX_PROMPT_CHARACTERS)] | None = None
     num_inference_steps: Positive | None = None
     guidance_scale: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
@@ -56,16 +51,13 @@ class DiffusionMembers(Strict):
 
 
 class DiffusionRequest(DiffusionMembers):
-    """Members of every request to a diffusion transformer."""
-
     model: str | None = Field(default=None, description="default: the model that makes what the endpoint is for")
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     user: Any = Field(default=None, description="accepted; without effect")
 
     def start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
-        """The stage's start message, without the endpoint's own members. Raises ApiError: 400 naming the member at
-        fault."""
+        """The stage's start message, without the endpoint's own members. Raises ApiError: 400."""
         if self.negative_prompt is not None and not info.negative_prompt:
             raise invalid("negative_prompt", "this model takes none; leave it out")
         if self.num_inference_steps is not None and self.num_inference_steps > info.max_inference_steps:
@@ -81,11 +73,7 @@ class DiffusionRequest(DiffusionMembers):
 
 
 def fill_size(start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo, file_format: str) -> None:
-    """Sets the size of `start`. `file_format` is a key of MAX_SIDE_PIXELS.
-
-    Raises:
-        ApiError: 400 naming `size`: malformed, or not possible for the model or the format.
-    """
+    """Raises ApiError: 400, not possible for the model or for `file_format`, a key of MAX_SIDE_PIXELS."""
     match = _SIZE.fullmatch(size)
     if match is None:
         raise invalid("size", f'{size[:40]!r} is no size; write WIDTHxHEIGHT in pixels, e.g. "1024x768"')
@@ -100,59 +88,21 @@ def fill_size(start: dit_pb2.DitStart, size: str, info: server_info_pb2.DitInfo,
 
 
 def _check_side(width: int, height: int, file_format: str) -> None:
-    """Raises ApiError: 400 naming `size`: too large for the format."""
+    """Raises ApiError: 400, too large for the format."""
     if max(width, height) > (most := MAX_SIDE_PIXELS[file_format]):
         raise invalid("size", f"{width}x{height}: {file_format} has at most {most} pixels a side")
 
 
 def require_info(stage: Stage, tasks: tuple[dit_pb2.DitTask, ...], what: str) -> server_info_pb2.DitInfo:
-    """The capabilities of the stage's model.
-
-    Raises:
-        ApiError: 503 while the stage does not serve; 400 naming `model` if the model does none of `tasks`.
-    """
+    """The capabilities of the stage's model. Raises ApiError: 503, it does not serve; 400, it does none of `tasks`."""
     if not stage.serving or stage.info is None:
-        raise from_stage(stage, stage.unavailable())
+        raise from_error(stage.kind, stage.unavailable())
     if not any(task in stage.info.dit.tasks for task in tasks):
         raise invalid("model", f"{stage.info.model!r} does not make {what}", "unsupported_model")
     return stage.info.dit
 
 
-# Request members by the stage's fields.
-_MEMBERS = {
-    "width": "size",
-    "height": "size",
-    "count": "n",
-    "audio_s": "seconds",
-    "loras": "lora",
-    "previews": "partial_images",
-}
-
-
-def from_stage(stage: Stage, error: StageError, images: str = "image") -> ApiError:
-    """Makes an ApiError of a stage's error, in the request's names; `images` is the member of the input images."""
-    if isinstance(error, InvalidInput):
-        field = error.field.removeprefix("start.")
-        member = (_MEMBERS | {"images": images}).get(re.split(r"\W", field)[0], field)
-        error = InvalidInput(member, error.reason)
-    return from_error(stage.kind, error)
-
-
-@contextmanager
-def stage_errors(stage: Stage) -> Iterator[None]:
-    """Turns the stage's errors into ApiError."""
-    try:
-        yield
-    except StageError as error:
-        raise from_stage(stage, error) from error
-
-
-_BEST = 100
-
-
 class ImageMembers(Strict):
-    """Size and format of images, wherever they are asked for."""
-
     size: str | None = Field(
         default=None,
         description='"WIDTHxHEIGHT", or "auto": the model\'s size, of an edit about that of the first image',
@@ -166,30 +116,22 @@ class ImageMembers(Strict):
     def file_format(self) -> ImageFormat:
         return self.output_format or "png"
 
-    @property
-    def file_quality(self) -> int:
-        """Quality of the files, 0 to 100."""
-        return _BEST if self.output_compression is None else self.output_compression
-
     def fill(self, start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
-        """Sets the size. Raises ApiError: 400 naming the member that contradicts another or the model."""
+        """Sets the size. Raises ApiError: 400 naming a member that contradicts another or the model."""
         if self.output_compression is not None and self.file_format == "png":
             raise invalid("output_compression", "only with output_format jpeg or webp: png loses nothing")
         if self.size not in (None, "auto"):
             fill_size(start, self.size, info, self.file_format)
 
     def to_base64(self, pixels: np.ndarray) -> str:
-        """Encodes (height, width, 3) uint8. Blocking: call it in a thread.
-
-        Raises:
-            ApiError: 400, the size that the model chose is too large for the format.
-        """
+        """Encodes (height, width, 3) uint8. Blocking. Raises ApiError: 400, too large for the format."""
         height, width, _ = pixels.shape
         _check_side(width, height, self.file_format)
-        return pybase64.b64encode_as_string(encode_image(pixels, self.file_format, self.file_quality))
+        quality = 100 if self.output_compression is None else self.output_compression
+        return pybase64.b64encode_as_string(encode_image(pixels, self.file_format, quality))
 
     def file_facts(self, pixels: np.ndarray) -> dict[str, str]:
-        """OpenAI's members of the file; they may differ from the request's."""
+        """OpenAI's members of the file."""
         size = f"{pixels.shape[1]}x{pixels.shape[0]}"
         return {"background": "opaque", "output_format": self.file_format, "quality": "auto", "size": size}
 
@@ -199,11 +141,7 @@ class ImageOptions(ImageMembers, DiffusionMembers):
 
 
 class StreamExtras(Strict):
-    """Members that OpenAI's API lacks."""
-
-    progress: bool | None = Field(
-        default=None, description="quartet.progress events of denoising steps, at most ten a second for an image"
-    )
+    progress: bool | None = Field(default=None, description="quartet.progress events of denoising, at most 10 a second")
 
 
 class ImageRequest(ImageMembers, DiffusionRequest):

@@ -3,6 +3,9 @@
 import asyncio
 import time
 import uuid
+from contextlib import AsyncExitStack
+from functools import cached_property
+from typing import Any
 
 from gateway.access.shared import SharedState
 from gateway.answers.video_jobs import VideoJobs
@@ -30,15 +33,12 @@ class Gateway:
     """The pipeline's stages and the gateway's own state. Use as `async with`: the stages are watched meanwhile.
 
     Args:
-        settings: of the gateway.
-        config: the pipeline.
-        channels: to the stages.
-        spans: of its requests; None: there are none yet.
-        fetcher: gets the media of requests; default: one that goes by the settings.
-        shared: with the gateway's other processes; None: there are none.
+        spans: of its requests.
+        fetcher: gets the media of requests.
+        shared: state of all the gateway's processes; None: this is the only one.
 
     Raises:
-        ModelFileError: on entering: a model that the settings name, of speech or of turns, cannot be used.
+        ModelFileError: on entering: a speech or turn model of the settings cannot be used.
     """
 
     def __init__(
@@ -51,14 +51,8 @@ class Gateway:
         shared: SharedState | None = None,
     ) -> None:
         self.settings = settings
-        self.pipeline = Pipeline(
-            config,
-            settings.health_interval_s,
-            settings.health_timeout_s,
-            settings.resolve_interval_s,
-            settings.affinity_max_imbalance,
-            channels=channels,
-        )
+        times_s = settings.health_interval_s, settings.health_timeout_s, settings.resolve_interval_s
+        self.pipeline = Pipeline(config, *times_s, settings.affinity_max_imbalance, channels=channels)
         self.fetcher = fetcher or Fetcher(settings.media_limits)
         self.transcripts = Transcripts(settings.audio_ttl_s, shared)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
@@ -67,52 +61,41 @@ class Gateway:
         self.realtime_sessions = 0
         self.videos: VideoJobs | None = None  # where a stage makes videos, and this process has the jobs
         self.administration = asyncio.Lock()
-        self._voices: VoiceStore | None = None
-        self._detectors: Detectors | None = None
         self.turn_model: TurnModel | None = None
+        self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> "Gateway":
-        if (file := self.settings.speech_detector) is not None:
-            self._detectors = await asyncio.to_thread(Detectors, file)
+        if self.settings.speech_detector is not None:
+            await asyncio.to_thread(lambda: self.detectors)
         if (file := self.settings.turn_model) is not None:
             self.turn_model = await asyncio.to_thread(TurnModel, file)
-        await self.pipeline.__aenter__()
+            self._opened.callback(self.turn_model.close)
+        await self._opened.enter_async_context(self.pipeline)
+        self._opened.push_async_callback(self.fetcher.close)
         self.admission.open()
         return self
 
     async def __aexit__(self, *_) -> None:
-        await self.fetcher.close()
-        await self.pipeline.__aexit__()
-        if self._detectors is not None:
-            self._detectors.close()
-        if self.turn_model is not None:
-            self.turn_model.close()
-        if self._voices is not None:
-            await self._voices.close()
+        await self._opened.aclose()
 
-    @property
+    @cached_property
     def detectors(self) -> Detectors:
-        """Those of speech, for realtime sessions; made when they are first asked for."""
-        if self._detectors is None:
-            self._detectors = Detectors(self.settings.speech_detector)
-        return self._detectors
+        """Of speech; made at the first use."""
+        detectors = Detectors(self.settings.speech_detector)
+        self._opened.callback(detectors.close)
+        return detectors
 
-    @property
+    @cached_property
     def voices(self) -> VoiceStore:
-        """The uploaded voices, for a talker that imitates them. Nothing is opened, or made, before they are asked for.
-
-        Raises:
-            StoreError: there is no place for them.
-        """
-        if self._voices is None:
-            settings = self.settings
-            self._voices = VoiceStore(settings.voices_dir, settings.max_voices, settings.max_voices_per_key)
-        return self._voices
+        """The uploaded voices; opened at the first use. Raises StoreError: there is no place for them."""
+        voices = VoiceStore(self.settings.voices_dir, self.settings.max_voices, self.settings.max_voices_per_key)
+        self._opened.push_async_callback(voices.close)
+        return voices
 
     def model_of(self, stage: Stage) -> str | None:
-        """Name clients ask for the stage's model by; None while only the stage knows it and was never reached.
+        """The name that clients have for the stage's model; None: only the stage knows it, and was never reached.
 
-        The settings' name, or else the pipeline file's, is that of the main stage.
+        The name in the settings, or else in the pipeline file, is that of the main stage.
         """
         name = self.settings.model_name or self.pipeline.config.model
         if name is not None and stage is self.pipeline.main:
@@ -121,7 +104,7 @@ class Gateway:
 
     @property
     def models(self) -> dict[str, Stage]:
-        """The models that clients can ask for, the adapters of the thinker last; of two with one name the first."""
+        """The models that clients can ask for, the thinker's adapters last; of two with one name the first."""
         models: dict[str, Stage] = {}
         for stage in self.pipeline.with_models:
             if (name := self.model_of(stage)) is not None:
@@ -132,7 +115,7 @@ class Gateway:
         return models
 
     def parent_of(self, model: str) -> str | None:
-        """The model that `model` is an adapter of; None if it is none."""
+        """The model that `model` is an adapter of, if it is one."""
         stage = self.models.get(model)
         base = self.model_of(stage) if stage else None
         return base if base != model else None
@@ -141,7 +124,7 @@ class Gateway:
         """The adapter that a request asks for, as `model` or by `lora`; "" for none.
 
         Raises:
-            ApiError: 404 if there is no adapter `lora`; 400 if `model` is another one.
+            ApiError: 404, there is no adapter `lora`; 400, `model` is another one.
         """
         named = model if model is not None and self.parent_of(model) else ""
         if lora is None:
@@ -158,12 +141,10 @@ class Gateway:
         """The stage that makes `output`, for a request that names `model`, or none.
 
         Args:
-            output: what is asked for.
-            model: as the request names it.
-            takes_loras: whether that may be an adapter of the thinker: the request is answered by one.
+            takes_loras: whether `model` may be an adapter of the thinker.
 
         Raises:
-            ApiError: 400 if nothing here makes it, or another stage has that model; 404 and 503 as require_model.
+            ApiError: 400, nothing here makes it, or another stage has that model; 404 and 503 as require_model.
         """
         stage = self.pipeline.output(output)
         if stage is None:
@@ -174,28 +155,21 @@ class Gateway:
         return stage
 
     def answerer(self, model: str) -> Stage:
-        """The stage that answers as `model`, or as an adapter of it, in text or speech. Raises ApiError."""
+        """The stage that answers as `model`, or as an adapter of it. Raises ApiError."""
         output: Output = "text" if self.pipeline.config.outputs.speech is None else "speech"
         return self.stage_for(output, model, takes_loras=True)
 
     def require_model(self, name: str, stage: Stage) -> None:
-        """Raises ApiError: 404 if this is not the stage's model, 503 if that is not known yet."""
+        """Raises ApiError: 404, not the stage's model; 503, that is not known yet."""
         served = self.model_of(stage)
         if served is None:
             raise not_reached(stage)
-        if name == served:
-            return
-        self.model_stage(name)
-        raise invalid("model", f"{name!r} does not do this; {served!r} does", "unsupported_model")
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether its talker, if it has one, speaks a text that it is sent; False while that was never reached."""
-        talker = self.pipeline.info("talker")
-        return talker is not None and talker.reads_text
+        if name != served:
+            self.model_stage(name)
+            raise invalid("model", f"{name!r} does not do this; {served!r} does", "unsupported_model")
 
     def speaker(self, voice: str | None, param: str) -> str:
-        """The voice as the talker spells it; "" for its default. Raises ApiError: 400 for `param`, no such voice."""
+        """The voice as the talker spells it; "": its default. Raises ApiError: 400 for `param`."""
         voices = self.pipeline.voices
         if voice is None or not voices:
             return voice or ""
@@ -205,19 +179,21 @@ class Gateway:
         return match
 
     def talker_sampling(self, asked: TalkerSampling, seed: int | None) -> talker_pb2.TalkerSampling:
-        """The talker's sampling for a request's `asked`. `seed` counts where `asked` has none."""
+        """The sampling `asked` for, over the pipeline's. `seed` counts where `asked` has none."""
         assert self.pipeline.config.talker is not None
         sampling = talker_pb2.TalkerSampling(**asked.over(self.pipeline.config.talker.sampling))
         if not sampling.HasField("seed") and seed is not None:
             sampling.seed = seed
         return sampling
 
-    def not_known_yet(self, *kinds: str) -> ApiError:
-        """The 503 for the first stage of an answer that is of `kinds` and was never reached; there is one."""
-        return not_reached(next(stage for stage in self.pipeline.answer if stage.kind in kinds and stage.info is None))
+    def known(self, kind: str) -> Any:
+        """Info of the answer's stage of `kind`, e.g. TalkerInfo. Raises ApiError: 503, it was never reached."""
+        if (info := self.pipeline.info(kind)) is None:
+            raise not_reached(next(stage for stage in self.pipeline.answer if stage.kind == kind))
+        return info
 
     def model_stage(self, name: str) -> Stage:
-        """The stage of the model `name`. Raises ApiError: 404 if there is none, 503 if no name is known yet."""
+        """Raises ApiError: 404, there is no such model; 503, no name is known yet."""
         models = self.models
         if not models:
             raise not_reached(self.pipeline.main)
@@ -233,17 +209,16 @@ def not_reached(stage: Stage) -> ApiError:
 
 
 class Transcripts:
-    """Transcripts by audio id, each for `ttl_s` seconds, in `shared`; the oldest go first when there are too many."""
+    """Transcripts by audio id, each kept for `ttl_s` seconds; the oldest go first when there are too many."""
 
     def __init__(self, ttl_s: float, shared: SharedState | None = None) -> None:
         self._ttl_s, self._shared = ttl_s, shared or SharedState()
 
     def new_id(self) -> tuple[str, int]:
-        """A new audio id, and the Unix time, in seconds, at which it expires."""
+        """A new audio id, and the Unix time at which it expires."""
         return f"audio_{uuid.uuid4().hex}", int(time.time() + self._ttl_s)
 
     def put(self, audio_id: str, expires_at: int, transcript: str) -> None:
-        """Remembers `transcript` until `expires_at`."""
         with self._shared.change() as database:
             database.execute("INSERT OR REPLACE INTO transcripts VALUES (?, ?, ?)", (audio_id, expires_at, transcript))
             (last,) = database.execute("SELECT max(rowid) FROM transcripts").fetchone()
@@ -251,7 +226,6 @@ class Transcripts:
             database.execute("DELETE FROM transcripts WHERE expires_at <= ? OR rowid <= ?", too_old)
 
     def get(self, audio_id: str) -> str | None:
-        """The transcript; None for an unknown or expired id."""
         statement = "SELECT transcript FROM transcripts WHERE audio_id = ? AND expires_at > ?"
         found = self._shared.first(statement, audio_id, time.time())
         return None if found is None else found[0]

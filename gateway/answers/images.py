@@ -1,7 +1,6 @@
-"""Generation of images from a prompt or from other images."""
+"""Generation of images: from a prompt, from other images, or as the answer of a chat."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -11,19 +10,30 @@ import numpy as np
 
 from gateway import metrics
 from gateway.answers.answer import timings
-from gateway.answers.diffusion import ImageRequest, require_info, stage_errors
+from gateway.answers.conversation import ImagePart
+from gateway.answers.diffusion import ImageOptions, ImageRequest, require_info
 from gateway.answers.gateway import Gateway
-from gateway.errors import invalid
+from gateway.answers.jobs import last_words, refuse_members
+from gateway.answers.meter import Meter
+from gateway.answers.request import ChatCompletionRequest
+from gateway.answers.tools.events import image_url
+from gateway.errors import in_own_terms, invalid
 from gateway.media.check import MediaFile, image_pixels, load_media
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
+from gateway.validation import validated
 from quartet.v1 import dit_pb2, server_info_pb2
+from quartet.v1.dit_pb2 import DitStart
 from services.common.errors import InternalError
+
+# Members of a chat that ask for another answer than images; those that say how text is sampled are not read.
+_TEXT_ONLY = ("lora", "audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_CHAT_NAMES = {"model", "n", "seed"}  # of members that a request for images has, too
 
 
 @dataclass(frozen=True)
 class GeneratedImage:
-    """An output, (height, width, 3) uint8. `preview` counts its previews; None: it is finished."""
+    """An output, (height, width, 3) uint8. `preview`: number of a preview; None: it is finished."""
 
     output: int
     pixels: np.ndarray
@@ -35,46 +45,33 @@ Event = dit_pb2.DitProgress | GeneratedImage
 
 @dataclass
 class ImageGeneration:
-    """Generates the images of one request.
+    """Generates the images of one request; `begin` makes it.
 
     Attributes:
-        start: without files.
-        images, mask: loaded.
-        deadline: in `time.monotonic()`.
-        log: fields of the request's log line, filled in here.
+        files: those of the input images, then the mask's.
         started: set before the first event.
         summary: set after the last event.
     """
 
     stage: Stage
-    start: dit_pb2.DitStart
-    images: Sequence[MediaFile]
-    mask: MediaFile | None
-    deadline: float
-    log: dict[str, Any]
+    start: DitStart
+    files: Sequence[bytes]
+    meter: Meter
     started: dit_pb2.DitStarted = field(default_factory=dit_pb2.DitStarted)
     summary: dit_pb2.DitSummary = field(default_factory=dit_pb2.DitSummary)
 
-    def __post_init__(self) -> None:
-        for image in self.images:
-            self.start.images.add(field=image.field)
-        if self.mask is not None:
-            self.start.mask.field = self.mask.field
-        self.log |= {"images": self.start.count, "inputs": len(self.images)}
-
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yields progress, previews and images. Closing the generator cancels the stage's call. Raises ApiError."""
+        """Closing the generator cancels the stage's call. Raises ApiError."""
         outputs: dict[int, Pieces] = {}
         made = 0
-        files = [image.content for image in (*self.images, *([self.mask] if self.mask else []))]
-        left_s = max(0.001, self.deadline - time.monotonic())
-        with stage_errors(self.stage):
-            async with aclosing(generate(self.stage, self.start, files, left_s)) as responses:
+        left_s = max(0.001, self.meter.left_s)
+        with in_own_terms(kind=self.stage.kind):
+            async with aclosing(generate(self.stage, self.start, self.files, left_s)) as responses:
                 async for response in responses:
                     match response.WhichOneof("message"):
                         case "started":
                             self.started = response.started
-                            self.log |= {"seed": self.started.seed, "steps": self.started.num_inference_steps}
+                            self.meter.log |= {"seed": self.started.seed, "steps": self.started.num_inference_steps}
                         case "progress":
                             yield response.progress
                         case "preview":
@@ -115,42 +112,41 @@ def _checked(pixels: np.ndarray) -> np.ndarray:
 
 
 def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
-    """The stage's capabilities. Raises ApiError: 503 while it does not serve, 400 if its model does not make images
-    so."""
+    """Raises ApiError: 503, the stage does not serve; 400, its model does not make images so."""
     if edits:
         return require_info(stage, (dit_pb2.DIT_TASK_IMAGE_EDIT,), "edits of images")
     return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "images of a prompt alone")
 
 
-async def load_images(gateway: Gateway, images: Sequence[MediaFile]) -> None:
-    """Fetches and checks input images.
+async def begin(
+    gateway: Gateway, stage: Stage, start: DitStart, images: Sequence[MediaFile], mask: MediaFile | None, meter: Meter
+) -> ImageGeneration:
+    """Loads the files, and adds them to `start`.
 
     Raises:
-        ApiError: 400 naming the first image that is at fault, or that exceeds the pixels of one request; 504, too slow.
+        ApiError: 400 naming the first image at fault, or beyond the pixels of one request; 504, too slow.
     """
-    await load_media(gateway.fetcher, images)
+    files = [*images, *([mask] if mask else [])]
+    await load_media(gateway.fetcher, files)
     pixels, most = 0, gateway.fetcher.limits.max_request_image_pixels
-    for image in images:
-        pixels += await asyncio.to_thread(image_pixels, image.content)
+    for file in files:
+        pixels += await asyncio.to_thread(image_pixels, file.content)
         if pixels > most:
             reason = f"with it the request's images have {pixels} pixels; together they may have {most}"
-            raise invalid(image.field, reason, "invalid_media")
+            raise invalid(file.field, reason, "invalid_media")
+    start.request_id = meter.request_id
+    for image in images:
+        start.images.add(field=image.field)
+    if mask is not None:
+        start.mask.field = mask.field
+    meter.log |= {"images": start.count, "inputs": len(images)}
+    return ImageGeneration(stage, start, [file.content for file in files], meter)
 
 
 async def to_generation(
-    gateway: Gateway,
-    request: ImageRequest,
-    images: Sequence[MediaFile],
-    mask: MediaFile | None,
-    request_id: str,
-    deadline: float,
-    log: dict[str, Any],
+    gateway: Gateway, request: ImageRequest, images: Sequence[MediaFile], mask: MediaFile | None, meter: Meter
 ) -> ImageGeneration:
-    """The generation for a request, with checked files.
-
-    Raises:
-        ApiError: 400 naming the member at fault; 404 and 503 as `Gateway.stage_for`.
-    """
+    """Raises ApiError: 400 naming the member at fault; 404 and 503 as `Gateway.stage_for`."""
     stage = gateway.stage_for("image", request.model)
     info = image_facts(stage, edits=bool(images))
     start = request.image_start(info)
@@ -160,6 +156,44 @@ async def to_generation(
         raise invalid("mask", "this model takes none; leave it out")
     if mask is not None and len(images) > 1:
         raise invalid("mask", "only with one image, which it is a mask of")
-    await load_images(gateway, [*images, *([mask] if mask else [])])
-    start.request_id = request_id
-    return ImageGeneration(stage, start, images, mask, deadline, log)
+    return await begin(gateway, stage, start, images, mask, meter)
+
+
+class ImageChat:
+    """A chat that images answer."""
+
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, stage: Stage) -> None:
+        self._gateway, self._request, self._stage = gateway, request, stage
+        self._options = request.quartet.dit or ImageOptions()
+        self._prompt_field = "messages"
+
+    async def generation(self, meter: Meter) -> ImageGeneration:
+        """Raises ApiError: 400 naming the member at fault."""
+        request = self._request
+        refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
+        if "audio" in (request.modalities or ()):
+            raise invalid("modalities", 'this model answers with images: use ["image"]')
+        why, reads = "it says what the image shows", "reads text and images"
+        self._prompt_field, prompt, images = last_words(request, why, reads, ImagePart)
+        info = image_facts(self._stage, edits=bool(images))
+        members = {"prompt": prompt, "n": request.n, "seed": request.seed}
+        with in_own_terms(self._chat_name):
+            start = validated(ImageRequest, members | self._options.model_dump(exclude_none=True)).image_start(info)
+        if len(images) > info.max_images:
+            reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
+            raise invalid(images[info.max_images].field, reason)
+        return await begin(self._gateway, self._stage, start, images, None, meter)
+
+    async def parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
+        """Yields (index, content part) of finished images. Raises ApiError."""
+        with in_own_terms(self._chat_name):
+            async with aclosing(generation.finished()) as finished:
+                async for image in finished:
+                    file = await asyncio.to_thread(self._options.to_base64, image.pixels)
+                    url = image_url(file, self._options.file_format)
+                    yield image.output, {"type": "image_url", "image_url": {"url": url}}
+
+    def _chat_name(self, member: str) -> str:
+        if member in _CHAT_NAMES or member.startswith("messages"):
+            return member
+        return self._prompt_field if member == "prompt" else f"quartet.dit.{member}"

@@ -1,4 +1,4 @@
-"""Turns a chat request into jobs for the pipeline."""
+"""Makes jobs for the pipeline of a chat request."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,7 +8,8 @@ from typing import Any
 from google.protobuf.message import Message as ProtoMessage
 
 from gateway.answers import conversation
-from gateway.answers.gateway import Gateway, not_reached
+from gateway.answers.conversation import Message, UserMessage
+from gateway.answers.gateway import Gateway
 from gateway.answers.request import (
     ChatCompletionRequest,
     JsonObjectFormat,
@@ -34,7 +35,7 @@ Pending = tuple[media_pb2.Media, MediaFile]
 
 
 async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: str, owner: str | None) -> list[Job]:
-    """One job for each answer, with the media fetched and checked; `owner` is whose uploaded voices can speak.
+    """One job for each answer, with the media loaded; `owner` is whose uploaded voices can speak.
 
     Raises:
         ApiError: 400 naming the field at fault.
@@ -45,8 +46,12 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
         _, text, _ = last_words(request, "it says what is spoken", "speaks text")
         starts, media = speech(await _say(gateway, request, text, owner)), []
     else:
+        speaker = gateway.speaker(request.voice, "audio.voice")  # an unknown one is refused even if nothing is spoken
         start, media = await _generate(gateway, request)
-        starts = {"thinker": start} | (speech(_speak(gateway, request)) if request.speaks else {})
+        starts = {"thinker": start}
+        if request.speaks:
+            sampling = gateway.talker_sampling(request.quartet.talker, request.seed)
+            starts |= speech(talker_pb2.SpeakStart(speaker=speaker, sampling=sampling))
     return [
         _nth(starts, media, request_id if request.n in (None, 1) else f"{request_id}-{i}", i)
         for i in range(request.n or 1)
@@ -54,7 +59,7 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
 
 
 def _nth(starts: Mapping[str, ProtoMessage], media: list[bytes], request_id: str, index: int) -> Job:
-    """The job of answer `index`, whose seeds are as many further."""
+    """The job of answer `index`, which is added to the seeds."""
     # a run writes into no job: the first needs no copy, which may be megabytes of media
     copies: dict[str, Any] = {kind: deepcopy(start) if index else start for kind, start in starts.items()}
     for kind in copies.keys() & {"thinker", "talker"}:
@@ -93,10 +98,9 @@ def refuse_members(request: ChatCompletionRequest, members: Iterable[str], reaso
 def last_words(
     request: ChatCompletionRequest, why: str, reads: str, others: type[conversation.MediaPart] | tuple[()] = ()
 ) -> tuple[str, str, list[MediaFile]]:
-    """(its content's place in the request, its text, its media) of the user's last message.
+    """(place of its content in the request, its text, its media) of the user's last message.
 
     Args:
-        request: the request.
         why: what the message is for.
         reads: what the model does with which parts: "reads text and images".
         others: the parts it reads besides text.
@@ -104,9 +108,7 @@ def last_words(
     Raises:
         ApiError: 400, there is none, or naming the part that is not read.
     """
-    users = [
-        (i, message) for i, message in enumerate(request.messages) if isinstance(message, conversation.UserMessage)
-    ]
+    users = [(i, message) for i, message in enumerate(request.messages) if isinstance(message, UserMessage)]
     if not users:
         raise invalid("messages", f"one of them must be the user's: {why}")
     index, message = users[-1]
@@ -122,15 +124,14 @@ def last_words(
 
 
 def media_file(part: conversation.MediaPart, field: str) -> MediaFile:
-    """The file of a part at `field` of the request; not loaded."""
+    """The file of a part; not loaded."""
     if isinstance(part, conversation.InputAudioPart):
         return MediaFile(field, "audio", part.input_audio.url)
     return MediaFile(field, part.type.removesuffix("_url"), getattr(part, part.type).url)
 
 
 async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
-    """What the thinker gets, and the files that follow it."""
-    gateway.speaker(request.voice, "audio.voice")  # an unknown one is refused whether or not it is to be heard
+    """(start message of the thinker, files that follow it)."""
     most = request.max_completion_tokens
     sampling = sampling_of(gateway, request, most, (request.top_logprobs or 0) if request.logprobs else None)
     start = thinker_pb2.GenerateStart(
@@ -149,48 +150,34 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
 
 
 def refuse_large(start: thinker_pb2.GenerateStart, field: str) -> None:
-    """Raises ApiError: 400 naming `field`, `start` is more than a message may be."""
+    """Raises ApiError: 400 naming `field`."""
     if start.ByteSize() > MAX_START_BYTES:
         raise invalid(field, "more text than a request can have", "context_length_exceeded")
 
 
-def _speak(gateway: Gateway, request: ChatCompletionRequest) -> talker_pb2.SpeakStart:
-    """What the talker gets where a thinker writes the text."""
-    speaker = gateway.speaker(request.voice, "audio.voice")
-    return talker_pb2.SpeakStart(
-        speaker=speaker, sampling=gateway.talker_sampling(request.quartet.talker, request.seed)
-    )
-
-
 async def _say(gateway: Gateway, request: ChatCompletionRequest, text: str, owner: str | None) -> talker_pb2.SpeakStart:
-    """What the talker gets where no thinker does."""
-    talker = gateway.pipeline.info("talker")
-    if talker is None:
-        raise not_reached(gateway.pipeline.main)
+    """Start message of a talker without a thinker."""
     options = VoiceOptions(voice=None if request.voice is None else VoiceId(id=request.voice))
-    start = (await plan_speech(gateway, options, talker, owner, voice="audio.voice")).start
+    start = (await plan_speech(gateway, options, gateway.known("talker"), owner, voice="audio.voice")).start
     start.text.text = text
     start.sampling.CopyFrom(gateway.talker_sampling(request.quartet.talker, request.seed))
     return start
 
 
-def fill_messages(
-    start: thinker_pb2.GenerateStart, gateway: Gateway, messages: Sequence[conversation.Message]
-) -> list[Pending]:
-    """Adds the messages to `start`; their media are to be attached. Raises ApiError: 400 naming what is at fault."""
+def fill_messages(start: thinker_pb2.GenerateStart, gateway: Gateway, messages: Sequence[Message]) -> list[Pending]:
+    """Adds the messages to `start`; returns media to attach. Raises ApiError: 400 naming what is at fault."""
     pending: list[Pending] = []
     for i, message in enumerate(messages):
-        _fill_message(start.messages.add(), gateway, message, i, pending)
+        pending += _fill_message(start.messages.add(), gateway, message, f"messages[{i}]")
     return pending
 
 
-def _fill_message(
-    result: thinker_pb2.ChatMessage, gateway: Gateway, message: conversation.Message, index: int, pending: list[Pending]
-) -> None:
+def _fill_message(result: thinker_pb2.ChatMessage, gateway: Gateway, message: Message, place: str) -> list[Pending]:
+    pending: list[Pending] = []
     result.role = "system" if message.role == "developer" else message.role
     result.name = getattr(message, "name", None) or ""
     for j, part in enumerate(message.content or ()):
-        field = f"messages[{index}].content[{j}]"
+        field = f"{place}.content[{j}]"
         if isinstance(part, conversation.TextPart):
             result.content.add(text=part.text)
         elif isinstance(part, conversation.RefusalPart):
@@ -207,28 +194,27 @@ def _fill_message(
             if transcript is None:
                 why = "has expired, or is another gateway's; send the answer's text as content instead"
                 reason = f"{message.audio.id!r} is unknown: it {why}"
-                raise invalid(f"messages[{index}].audio.id", reason)
+                raise invalid(f"{place}.audio.id", reason)
             result.content.add(text=transcript)
         result.reasoning = message.reasoning_content or message.reasoning or ""
         for call in message.tool_calls or ():
             result.tool_calls.add(id=call.id, name=call.function.name, arguments_json=call.function.arguments)
         if not (result.content or result.tool_calls or result.reasoning):
             reason = "required unless there are tool_calls, audio or reasoning_content"
-            raise invalid(f"messages[{index}].content", reason)
+            raise invalid(f"{place}.content", reason)
     elif message.role == "tool":
         result.tool_call_id = message.tool_call_id
+    return pending
 
 
 def sampling_of(
     gateway: Gateway, request: WriterSampling, max_tokens: int | None, top_logprobs: int | None
 ) -> thinker_pb2.SamplingParameters:
-    """The thinker's sampling.
+    """The thinker's sampling: the request's over the pipeline's.
 
     Args:
-        gateway: has the pipeline's own sampling, for what the request leaves out.
-        request: how it is to be written.
-        max_tokens: wins over the request's own; None: that counts.
-        top_logprobs: alternatives whose log-probabilities are wanted for each token; None: none are, at all.
+        max_tokens: wins over the request's own.
+        top_logprobs: alternatives for each token; None: no log-probabilities.
     """
     assert gateway.pipeline.config.thinker is not None, "text was asked of a pipeline without a thinker"
     values = request.over(gateway.pipeline.config.thinker.sampling)
@@ -246,7 +232,6 @@ def sampling_of(
 
 
 def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
-    """Adds the tools to `start`, and whether and which is to be called."""
     for tool in tools or ():
         function = tool.function
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
@@ -257,7 +242,7 @@ def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[Tool] | None, c
 
 
 async def attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
-    """Loads the files and puts them into their messages; returns those that have to follow in chunks."""
+    """Loads the files and puts them into their messages; returns those that follow in chunks. Raises ApiError."""
     await load_media(gateway.fetcher, [file for _, file in pending])
     return attach([(message, file.content) for message, file in pending])
 

@@ -1,4 +1,4 @@
-"""One request's clock and counts: its log line and the metrics are made of them."""
+"""One request's clock and counts, for its log line and the metrics."""
 
 import time
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from gateway import metrics
 from gateway.answers.answer import Answer, usage
+from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.pipeline.events import AudioDelta, TextDelta
 
 
@@ -18,7 +19,7 @@ class Meter:
         request_id: names the request in every stage.
         timeout_s: from the request's arrival to its deadline.
         log: fields of its log line, filled in.
-        arrived: the `time.monotonic()` of its arrival.
+        arrived: in `time.monotonic()`.
     """
 
     request_id: str
@@ -32,29 +33,22 @@ class Meter:
         return cls(state.request_id, timeout_s, state.log, state.deadline - timeout_s)
 
     @property
-    def deadline(self) -> float:
-        """The `time.monotonic()` at which the request's time is over."""
-        return self.arrived + self.timeout_s
-
-    @property
     def left_s(self) -> float:
-        """Seconds to the deadline; 0 from then on."""
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.arrived + self.timeout_s - time.monotonic())
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the request's arrival."""
         return time.monotonic() - self.arrived
 
     def observe(self, event: object) -> None:
-        """Measures TTFT and TTFA by the first text and the first audio among the pipeline's events."""
+        """Measures TTFT and TTFA."""
         if isinstance(event, TextDelta) and event.delta.token_ids:
             metrics.came(metrics.TTFT, self.elapsed_s, self.log)
         elif isinstance(event, AudioDelta):
             metrics.came(metrics.TTFA, self.elapsed_s, self.log)
 
     def count(self, prompt_tokens: int, text_tokens: int, frames: int | None) -> None:
-        """Counts what the stages read and wrote; `frames`: codec frames of audio, None for a request without audio."""
+        """Counts what the stages read and wrote; `frames`: None for a request without audio."""
         metrics.PROMPT_TOKENS.inc(prompt_tokens)
         metrics.TEXT_TOKENS.inc(text_tokens)
         self.log |= {"prompt_tokens": prompt_tokens, "text_tokens": text_tokens}
@@ -69,7 +63,8 @@ class Meter:
         self.count_speech(answers)
 
     def count_speech(self, answers: Sequence[Answer]) -> None:
-        """Measures the real-time factor of the finished answers that have audio."""
+        """Measures the real-time factor of the answers that have audio."""
         for answer in answers:
             if answer.audio_bytes:
-                metrics.spoken(answer.audio_s, self.elapsed_s)
+                audio_s = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
+                metrics.spoken(audio_s, self.elapsed_s)

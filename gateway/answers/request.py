@@ -21,38 +21,24 @@ StopStrings = Annotated[
 
 
 class StreamOptions(Strict):
-    """What a stream contains beside the answer."""
-
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(default=None, description="with include_usage: in every chunk, so far")
     include_obfuscation: bool | None = Field(default=None, description="accepted; nothing is padded")
 
 
 class AudioOptions(Strict):
-    """How the answer sounds."""
-
-    voice: str | None = Field(
-        default=None, description="one of the model's voices, upper or lower case; default: its first"
-    )
-    format: AudioFormat | None = Field(
-        default=None, description="default: pcm16 in a stream, else wav; a stream has these two only"
-    )
+    voice: str | None = Field(default=None, description="one of the model's, in any case; default: its first")
+    format: AudioFormat | None = Field(default=None, description="default: wav; a stream: pcm16, the default, or wav")
 
 
 class FunctionTool(Strict):
-    """A function the model may call."""
-
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of its arguments")
-    strict: bool | None = Field(
-        default=None, description="accepted; arguments of forced calls always follow the schema"
-    )
+    strict: bool | None = Field(default=None, description="accepted; arguments of forced calls follow the schema")
 
 
 class Tool(Strict):
-    """A tool of the client's: a function."""
-
     type: Literal["function"]
     function: FunctionTool
 
@@ -68,14 +54,10 @@ AnyTool = Annotated[
 
 
 class NamedFunction(Strict):
-    """Name of a function."""
-
     name: str
 
 
 class ToolChoice(Strict):
-    """Whether and which tool is to be called."""
-
     type: Literal["none", "auto", "required", "function", "image_generation"]
     function: NamedFunction | None = None
 
@@ -87,20 +69,14 @@ class ToolChoice(Strict):
 
 
 class TextFormat(Strict):
-    """Free text."""
-
     type: Literal["text"]
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object."""
-
     type: Literal["json_object"]
 
 
 class JsonSchema(Strict):
-    """A named JSON schema."""
-
     name: str = Field(min_length=1)
     json_schema: dict[str, Any] = Field(alias="schema")
     description: str | None = None
@@ -108,19 +84,13 @@ class JsonSchema(Strict):
 
 
 class JsonSchemaFormat(Strict):
-    """JSON that fits a schema."""
-
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 class ThinkerOptions(Strict):
-    """How the thinker reads the request."""
-
     use_audio_in_video: bool | None = Field(default=None, description="hear the sound track of videos; default: no")
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, description="more variables for the chat template"
-    )
+    chat_template_kwargs: dict[str, Any] | None = Field(default=None, description="variables for the chat template")
 
 
 class Code2WavOptions(Strict):
@@ -143,7 +113,7 @@ class MmProcessorKwargs(Strict):
 
 
 class IgnoredParameters(Strict):
-    """Parameters of the OpenAI API that change nothing here and so are accepted, whatever they say."""
+    """OpenAI's parameters that change nothing here; accepted, whatever they say."""
 
     user: Any = None
     store: Any = None
@@ -160,17 +130,16 @@ class IgnoredParameters(Strict):
     return_stage_metrics: Any = None  # of vLLM-Omni: the last chunk has `quartet.timings` anyhow
 
 
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
 class WriterSampling(ThinkerSampling):
-    """How text is written, wherever it is asked for: sampling, ends, and what it must be."""
+    """How text is written, wherever it is asked for."""
 
     stop: StopStrings | None = None
     logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    response_format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = (
-        None
-    )
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(
-        default=None, description="of requests that wait the lower goes first; default: 0"
-    )
+    response_format: ResponseFormat | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="lower goes first")
 
 
 class ChatCompletionRequest(IgnoredParameters, WriterSampling):
@@ -186,15 +155,11 @@ class ChatCompletionRequest(IgnoredParameters, WriterSampling):
     audio: AudioOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = Field(
-        default=None, description="answers, each its own run with seed + index"
-    )
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="answers, each with seed + index")
     max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[AnyTool] | None = Field(
-        default=None, description="functions; and image_generation, with the gateway's setting hosted_tools"
-    )
+    tools: list[AnyTool] | None = Field(default=None, description="functions; image_generation if hosted_tools has it")
     tool_choice: (
         Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
         | None
@@ -209,23 +174,19 @@ class ChatCompletionRequest(IgnoredParameters, WriterSampling):
 
     @property
     def speaks(self) -> bool:
-        """Whether audio is wanted."""
         return "audio" in (self.modalities or ())
 
     @property
     def audio_format(self) -> AudioFormat:
-        """Format of the audio."""
         default: AudioFormat = "pcm16" if self.stream else "wav"
         return (self.audio and self.audio.format) or default
 
     @property
     def voice(self) -> str | None:
-        """The voice asked for."""
         return self.audio.voice if self.audio else None
 
     @property
     def use_audio_in_video(self) -> bool:
-        """Whether the sound track of videos is heard."""
         return bool(self.quartet.thinker.use_audio_in_video or self.mm_processor_kwargs.use_audio_in_video)
 
     def check(self) -> None:

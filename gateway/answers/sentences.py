@@ -14,8 +14,7 @@ _PAUSES = (
 
 
 def cut(text: str, most_bytes: int) -> list[str]:
-    """Cuts `text` into the fewest pieces of at most `most_bytes` of UTF-8, at sentences, else clauses, words,
-    characters."""
+    """The fewest pieces of at most `most_bytes` of UTF-8: sentences, else clauses, words, characters."""
     pieces = []
     while len(text.encode()) > most_bytes:
         room = len(text.encode()[:most_bytes].decode(errors="ignore"))

@@ -1,13 +1,18 @@
 """One turn of the thinker, and the events of an answer that has several."""
 
 from collections.abc import Collection, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from gateway.answers.tools.events import ToolEvent
 from gateway.pipeline.events import Event, Finished
 from quartet.v1 import thinker_pb2
 
-_SUMS = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+# Fields that add up over the turns, by stage.
+_SUMS = {
+    "thinker": ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens"),
+    "talker": ("frames",),
+}
 
 
 @dataclass
@@ -20,21 +25,21 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class NextTurn:
-    """The thinker goes on. `tokens`: of the prompt that it read for that, by kind."""
+    """The thinker goes on. `tokens`: of the prompt that it read for that."""
 
     tokens: thinker_pb2.PromptInfo
 
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """A turn has ended; tools run next, or the answer is complete."""
+    """Tools run next, or the answer is complete."""
 
     turn: "Turn"
 
 
 @dataclass(frozen=True)
 class ToolStart:
-    """A tool runs next; its events follow. `number`: of the call in the answer, from 1."""
+    """A tool's events follow. `number`: of the call in the answer, from 1."""
 
     call: ToolCall
     number: int
@@ -45,15 +50,12 @@ AnswerEvent = Event | NextTurn | TurnEnd | ToolStart | ToolEvent
 
 @dataclass
 class Turn:
-    """One answer of the thinker, as far as it has come.
+    """One turn, as far as it has come.
 
     Attributes:
         tools: names of the tools that run here.
-        text: of the answer.
-        reasoning: before the text.
         hosted: calls of tools that run here, by the thinker's index of the call.
-        calls: the client's functions, by the thinker's index of the call: the index in what the client gets.
-        end: the stages' summaries, once the turn has finished.
+        calls: indices of the client's functions in what the client gets, by the thinker's index of the call.
     """
 
     tools: Collection[str]
@@ -95,20 +97,13 @@ class Turn:
 
 
 def sum_of(turns: Sequence[Turn]) -> Finished:
-    """The stages' summaries of finished turns: the sum of tokens and frames, the rest of the last turn."""
-    ends, last = [turn.end for turn in turns], turns[-1]
-    thinker = thinker_pb2.GenerateSummary()
-    summaries = [end.thinker for end in ends if end.thinker is not None]
-    thinker.CopyFrom(summaries[-1])
-    for name in _SUMS:
-        setattr(thinker, name, sum(getattr(summary, name) for summary in summaries))
+    """Summaries of all turns: the sums of tokens and frames, the rest of the last turn."""
+    ends, last = [turn.end.summaries for turn in turns], turns[-1]
+    total = deepcopy({kind: summary for end in ends for kind, summary in end.items()})
+    for kind, names in _SUMS.items():
+        summaries = [end[kind] for end in ends if kind in end]
+        for name in names if summaries else ():
+            setattr(total[kind], name, sum(getattr(summary, name) for summary in summaries))
     if last.hosted and not last.calls and not last.is_cut_short:
-        thinker.finish_reason = thinker_pb2.FINISH_REASON_STOP
-    spoken = [end.talker for end in ends if end.talker is not None]
-    talker = type(spoken[-1])() if spoken else None
-    if talker is not None:
-        talker.CopyFrom(spoken[-1])
-        talker.frames = sum(summary.frames for summary in spoken)
-    code2wav = next((end.code2wav for end in reversed(ends) if end.code2wav is not None), None)
-    found = {"thinker": thinker, "talker": talker, "code2wav": code2wav}
-    return Finished({kind: summary for kind, summary in found.items() if summary is not None})
+        total["thinker"].finish_reason = thinker_pb2.FINISH_REASON_STOP
+    return Finished(total)

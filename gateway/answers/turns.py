@@ -1,20 +1,19 @@
 """The answer loop: the thinker's turns, and the tools that run here between them."""
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
-from gateway.answers.tools.calls import HostedCall, Rules
+from gateway.answers.tools.calls import HostedCall, HostedTool, Rules
 from gateway.answers.tools.events import ToolEvent, ToolFailure, is_last
-from gateway.answers.tools.registry import HostedTool
 from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Turn, TurnEnd
-from gateway.errors import ApiError, from_error
-from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
+from gateway.errors import ApiError, in_own_terms
+from gateway.pipeline.events import Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
-from services.common.errors import ContextTooLong, StageError, TooManyMedia
+from services.common.errors import ContextTooLong, TooManyMedia
 
 
 class Dialog(Protocol):
@@ -34,7 +33,7 @@ class Dialog(Protocol):
         ...
 
     def shorten(self) -> bool:
-        """Leaves out the oldest messages, if the client allows it and some are left; whether it has done so."""
+        """Leaves out the oldest messages, if the client allows that; whether it has done so."""
         ...
 
     def end_turn(self, turn: Turn) -> None:
@@ -47,8 +46,8 @@ class Dialog(Protocol):
     def add_result(self, call: ToolCall, event: ToolEvent) -> None:
         """Adds the result of a call."""
 
-    def in_own_terms(self) -> AbstractContextManager[None]:
-        """Refusals within name the fields of the request as the client sent it."""
+    def own_name(self, member: str) -> str:
+        """The client's name of a field of the last job's request."""
         ...
 
 
@@ -56,11 +55,8 @@ class Turns:
     """One answer in turns.
 
     Args:
-        gateway: the gateway.
-        dialog: the conversation.
         tools: those that run here, by name.
-        rules: how they run.
-        meter: of the request; its deadline is that of all turns and tools together.
+        meter: its deadline is that of all turns and tools together.
 
     Attributes:
         turns: those that have finished.
@@ -90,23 +86,24 @@ class Turns:
                 return
             self._dialog.end_turn(turn)
             for call in turn.hosted.values():
-                async with aclosing(self._run(call)) as results:
+                async with aclosing(self._call(call)) as results:
                     async for result in results:
                         yield result
             if turn.calls or not is_offered:  # the client's turn; or the model calls what it cannot see
                 return
 
     async def count(self) -> int:
-        """Tokens of the first prompt, as the thinker reads it; nothing is written. Raises ApiError."""
+        """Tokens of the first prompt; nothing is written. Raises ApiError."""
         tokens = 0
         while True:
             try:
-                with self._dialog.in_own_terms():
+                with in_own_terms(self._dialog.own_name):
                     job = await self._dialog.job(self._meter.request_id, offers_tools=True, is_first=True)
                     start = job.starts["thinker"]
                     start.count_only = True
-                    async with aclosing(self._events(replace(job, starts={"thinker": start}))) as events:
-                        async for event in events:
+                    counted = replace(job, starts={"thinker": start})
+                    async with aclosing(run(self._gateway.pipeline, [counted], self._meter.left_s)) as events:
+                        async for _, event in events:
                             if isinstance(event, PromptRead):
                                 tokens = event.tokens.prompt_tokens
                 self._meter.log["prompt_tokens"] = tokens
@@ -122,10 +119,10 @@ class Turns:
         while True:
             turn = Turn(self._tools)
             try:
-                with self._dialog.in_own_terms():
+                with in_own_terms(self._dialog.own_name):
                     job = await self._dialog.job(name, is_offered, is_first=not number)
-                    async with aclosing(self._events(job)) as events:
-                        async for event in events:
+                    async with aclosing(run(self._gateway.pipeline, [job], self._meter.left_s)) as events:
+                        async for _, event in events:
                             self._meter.observe(event)
                             match event:
                                 case PromptRead(tokens) if number:
@@ -142,15 +139,7 @@ class Turns:
                 if turn.has_output or not self._shortens(error):
                     raise
 
-    async def _events(self, job: Job) -> AsyncGenerator[Event, None]:
-        try:
-            async with aclosing(run(self._gateway.pipeline, [job], self._meter.left_s)) as events:
-                async for _, event in events:
-                    yield event
-        except StageError as error:
-            raise from_error("gateway", error) from error
-
-    async def _run(self, call: ToolCall) -> AsyncGenerator[AnswerEvent, None]:
+    async def _call(self, call: ToolCall) -> AsyncGenerator[AnswerEvent, None]:
         """Runs a tool. A call beyond the limit fails, and the model reads why."""
         self._calls += 1
         rules, number = self._rules, self._calls
@@ -159,8 +148,8 @@ class Turns:
             reason = f"{rules.max_calls} calls of tools that run here are the most of a request"
             yield self._failure(call, ApiError(400, reason, None, "too_many_calls"))
             return
-        name = f"{self._meter.request_id}-tool-{number}"
-        hosted = HostedCall(call.arguments, self._dialog.last_image(), name, self._meter, rules)
+        meter = replace(self._meter, request_id=f"{self._meter.request_id}-tool-{number}")
+        hosted = HostedCall(call.arguments, self._dialog.last_image(), meter, rules)
         try:
             async with aclosing(self._tools[call.name].events(self._gateway, hosted)) as events:
                 async for event in events:
@@ -179,7 +168,5 @@ class Turns:
 
     def _shortens(self, error: ApiError) -> bool:
         """Whether the prompt was too long, and is shorter now."""
-        is_too_long = error.code == "context_length_exceeded" or isinstance(
-            error.__cause__, ContextTooLong | TooManyMedia
-        )
-        return is_too_long and self._dialog.shorten()
+        is_refused = isinstance(error.__cause__, ContextTooLong | TooManyMedia)
+        return (is_refused or error.code == "context_length_exceeded") and self._dialog.shorten()

@@ -14,9 +14,8 @@ import numpy as np
 import structlog
 
 from gateway import metrics
-from gateway.answers.diffusion import from_stage
 from gateway.answers.video_store import VideoJob, VideoStore
-from gateway.errors import ApiError
+from gateway.errors import ApiError, from_error
 from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
 from gateway.pipeline.dit import Misfit, generate, to_numpy
 from gateway.pipeline.stage import Stage
@@ -35,11 +34,11 @@ log = structlog.get_logger()
 
 
 class _VideoTask:
-    """An unfinished video and the task that makes it."""
+    """An unfinished video."""
 
     def __init__(self, video: VideoJob, stage: Stage, start: dit_pb2.DitStart) -> None:
         self.video, self.stage, self.start = video, stage, start
-        self.stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stored = asyncio.Event()
         self.task: asyncio.Task[None]
 
     @property
@@ -84,7 +83,6 @@ class VideoJobs:
 
         Args:
             start: without image data.
-            media: the image file, if any.
             on_end: called at the job's end, however it ends.
 
         Raises:
@@ -110,8 +108,7 @@ class VideoJobs:
             job.task.cancel()
             await self.store.remove_unfinished(video.id)
             raise
-        if not job.stored.done():  # cancelled meanwhile, by a deletion or the gateway's end
-            job.stored.set_result(None)
+        job.stored.set()
 
     async def delete(self, video_id: str, owner: str | None = None) -> bool:
         """Removes a job and its files; cancels an unfinished one. False: not found."""
@@ -133,7 +130,7 @@ class VideoJobs:
             await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self.store.ttl_s / 2))
 
     async def _run(self, job: _VideoTask) -> None:
-        await job.stored
+        await job.stored.wait()
         video = job.video
         async with self._places:
             began = time.monotonic()
@@ -141,13 +138,15 @@ class VideoJobs:
             try:
                 await self._make_when_taken(job)
             except StageError as error:
-                failure = from_stage(job.stage, error, images="input_reference")
+                failure = from_error(job.stage.kind, error)
+                if failure.param == "image":
+                    failure.rename("input_reference")
             except (OSError, sqlite3.Error) as error:  # most likely a full disk
                 why = getattr(error, "strerror", None) or error  # an OSError's own text has the path
                 failure = ApiError(500, f"the video could not be stored: {why}", None, "storage_failed")
                 log.exception("video failed", request_id=video.id)
             except Exception:
-                failure = from_stage(job.stage, InternalError("unexpected"))
+                failure = from_error(job.stage.kind, InternalError("unexpected"))
                 log.exception("video failed", request_id=video.id)
             if failure is not None:
                 video.error_code, video.error_message = failure.code, failure.message
@@ -224,8 +223,7 @@ class VideoJobs:
         if max(video.width, video.height) > MAX_SIDE_PIXELS["H.264"]:
             raise InvalidInput("width", f"frames of {video.width}x{video.height} are too large for H.264")
         video.frames_per_second = frames_per_second
-        part = self.store.part(video.id)
-        return await self._in_thread(VideoFile, part, frames_per_second, video.width, video.height)
+        return await self._in_thread(VideoFile, self.store.part(video.id), frames_per_second, video.width, video.height)
 
     def _finish(self, video: VideoJob, file: VideoFile) -> None:
         file.close()
@@ -245,7 +243,7 @@ class VideoJobs:
 
 
 def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
-    """Frames (n, height, width, 3) uint8 of a piece, not copied. Raises InternalError: it has none."""
+    """(n, height, width, 3) uint8, not copied. Raises InternalError: the piece has none."""
     frames = to_numpy(piece.data)
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or piece.frames_per_second <= 0:
         raise InternalError(f"the stage sent {frames.shape} {frames.dtype}, not frames of 8 bit")

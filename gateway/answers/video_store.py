@@ -10,7 +10,7 @@ from typing import Literal
 
 import structlog
 
-from gateway.store import Store, StoreError
+from gateway.store import Store, StoreError, required
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 @dataclass
 class VideoJob:
-    """A video job. Times are Unix seconds; `expires_at` is set at its end. `owner` names the API key that made it."""
+    """Times are Unix seconds; `expires_at` is set at its end. `owner` names the API key that made it."""
 
     id: str
     model: str
@@ -66,7 +66,7 @@ class VideoStore(Store):
     """The videos of one directory, for one process at a time. Files are complete or absent.
 
     Args:
-        directory: made if it does not exist; None is a StoreError.
+        directory: None is a StoreError.
         ttl_s: how long a video is kept after its end.
 
     Attributes:
@@ -78,9 +78,7 @@ class VideoStore(Store):
     pragmas = ("journal_mode = WAL",)
 
     def __init__(self, directory: Path | None, ttl_s: float) -> None:
-        if directory is None:
-            raise StoreError("jobs_dir: this user has no home directory to keep videos in; name one with --jobs-dir")
-        super().__init__(directory)
+        super().__init__(required(directory, self.setting, self.name))
         self.ttl_s = ttl_s
         self.live: dict[str, VideoJob] = {}
 
@@ -103,15 +101,14 @@ class VideoStore(Store):
         await self.write(f"UPDATE videos SET {changes} WHERE id = :id", asdict(video))
 
     async def get(self, video_id: str, owner: str | None = None) -> VideoJob | None:
-        """The unexpired video of that id; an owner sees only its own."""
+        """An owner sees only its own."""
         found = await self._read(f"WHERE id = ? AND {_VISIBLE}", (video_id, time.time(), owner))
         return found[0] if found else None
 
     async def page(
         self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
     ) -> list[VideoJob] | None:
-        """At most `limit` visible videos in order of creation, from the one after `after`; None if that does not
-        exist."""
+        """At most `limit` videos in order of creation, from the one after `after`; None: that does not exist."""
         if after is not None and await self.get(after, owner) is None:
             return None
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
@@ -120,7 +117,6 @@ class VideoStore(Store):
         return await self._read(where, (time.time(), owner, *([after] if after is not None else ()), limit))
 
     async def remove(self, video_id: str) -> None:
-        """Removes a video and its files."""
         await self.write("DELETE FROM videos WHERE id = ?", (video_id,))
         await self.run(_unlink, self.file(video_id), self.part(video_id), self.input(video_id))
 
@@ -128,7 +124,7 @@ class VideoStore(Store):
         await self.run(_unlink, self.part(video_id), self.input(video_id))
 
     async def remove_expired(self) -> int:
-        """Removes expired videos and returns their number."""
+        """Returns their number."""
         expired = await self._read("WHERE expires_at <= ?", (time.time(),))
         for video in expired:
             await self.remove(video.id)
@@ -140,15 +136,14 @@ class VideoStore(Store):
         return [self.live.get(video.id, video) for video in videos]
 
     def take(self, opened: ExitStack) -> None:
-        """Locks the directory for this process; the lock ends with the process."""
+        """Locks the directory; the lock ends with the process."""
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         opened.callback(os.close, lock)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StoreError(
-                f"jobs_dir {self.directory}: another gateway is using it; give each gateway a directory of its own"
-            ) from None
+            reason = "another gateway is using it; give each gateway a directory of its own"
+            raise StoreError(f"jobs_dir {self.directory}: {reason}") from None
 
     def recover(self) -> None:
         """Ends an earlier process's jobs, and removes orphaned files."""

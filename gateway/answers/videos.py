@@ -58,7 +58,7 @@ class VideoRequest(DiffusionRequest):
         return start
 
     def _frames(self, info: server_info_pb2.DitInfo) -> int:
-        """Frames to ask for: the possible number nearest to `seconds`."""
+        """The possible number of frames nearest to `seconds`. Raises ApiError: 400."""
         multiple = max(1, info.frames_multiple)
         if self.num_frames is not None:
             if self.seconds is not None:
@@ -85,7 +85,7 @@ async def submit_video(
     on_end: Callable[[], object],
     log: dict[str, Any],
 ) -> VideoJob:
-    """Submits a job, which no crash can lose. `on_end` is called at its end, however; not if this raises.
+    """Submits a job, which no crash can lose. `on_end` is called at its end; not if this raises.
 
     Raises:
         ApiError: 400 naming the member at fault; 429, too many wait; 503, the stage does not serve.

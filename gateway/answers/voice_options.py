@@ -10,11 +10,12 @@ from pydantic import BeforeValidator, Field
 
 from gateway.answers.gateway import Gateway
 from gateway.errors import invalid
-from gateway.media.fetch import MediaError, decode_base64
+from gateway.media.fetch import decode_base64, media_errors
 from gateway.media.voice_sample import MAX_BYTES, from_flac, read_sample
 from gateway.store import store_errors
 from gateway.validation import Strict
-from quartet.v1 import server_info_pb2, talker_pb2, tensor_pb2
+from quartet.v1 import talker_pb2, tensor_pb2
+from quartet.v1.server_info_pb2 import TalkerInfo
 from services.common.text import match_case
 
 Task = Literal["CustomVoice", "VoiceDesign", "Base"]
@@ -41,18 +42,12 @@ class VoiceOptions(Strict):
     instructions: str | None = Field(default=None, description="how to speak, or who speaks; as the model takes it")
     language: str | None = Field(default=None, description="one of the model's, in any case; auto, the default")
     task_type: Task | None = Field(default=None, description="checked: what the model does is its own")
-    non_streaming_mode: bool | None = Field(
-        default=None, description="whether the model reads all of the text before it speaks; default: the model's"
-    )
+    non_streaming_mode: bool | None = Field(default=None, description="wait for all of the text; default: the model's")
     ref_audio: str | None = Field(
         default=None, description="a sample of a voice to imitate: base64 or a data, https or http URL; 1 to 30 s"
     )
-    ref_text: str | None = Field(
-        default=None, max_length=MAX_SAMPLE_TEXT_CHARACTERS, description="what is said in ref_audio"
-    )
-    x_vector_only_mode: bool | None = Field(
-        default=None, description="whether what is said in the sample is left aside; default: where it is not known"
-    )
+    ref_text: str | None = Field(default=None, max_length=MAX_SAMPLE_TEXT_CHARACTERS, description="what ref_audio says")
+    x_vector_only_mode: bool | None = Field(default=None, description="ignore the sample's text; default: if unknown")
 
 
 @dataclass
@@ -61,7 +56,7 @@ class SpeakPlan:
 
     Attributes:
         start: without sampling and text.
-        sample_s: seconds of the voice sample; 0: none.
+        sample_s: length of the voice sample; 0: none.
         names: the request's names of fields of `start.text`.
         log: fields for the request's log line.
     """
@@ -72,8 +67,7 @@ class SpeakPlan:
     log: dict[str, Any] = field(default_factory=dict)
 
     def imitate(self, samples: np.ndarray, rate_hz: int, text: str, names: tuple[str, str]) -> None:
-        """Adds a voice sample of (n,) float32 and its text, "" if unknown. `names` are those of sample and text in the
-        request."""
+        """Adds a sample of (n,) float32, and its text, "" if unknown; `names` are the request's for both."""
         sample = self.start.text.voice_sample
         sample.samples.dtype = tensor_pb2.DATA_TYPE_FLOAT32
         sample.samples.shape.append(len(samples))
@@ -85,14 +79,12 @@ class SpeakPlan:
 
 
 async def plan_speech(
-    gateway: Gateway,
-    options: VoiceOptions,
-    talker: server_info_pb2.TalkerInfo,
-    owner: str | None,
-    voice: str = "voice",
+    gateway: Gateway, options: VoiceOptions, talker: TalkerInfo, owner: str | None, voice: str = "voice"
 ) -> SpeakPlan:
-    """Plans speech by `talker` with its own voices and `owner`'s uploaded ones. `voice` is that member's name in the
-    request. Raises ApiError."""
+    """Plans speech by `talker` with its own voices and `owner`'s uploaded ones. Raises ApiError.
+
+    `voice` is that member's name in the request.
+    """
     _check_task(options.task_type, talker)
     if options.instructions and not talker.takes_instructions:
         raise invalid("instructions", "this model takes none; leave them out")
@@ -115,7 +107,7 @@ async def plan_speech(
     return plan
 
 
-def _check_task(task: Task | None, talker: server_info_pb2.TalkerInfo) -> None:
+def _check_task(task: Task | None, talker: TalkerInfo) -> None:
     able = {"CustomVoice": bool(talker.speakers), "Base": talker.voice_sample_rate_hz > 0}
     able["VoiceDesign"] = not any(able.values())
     if task is not None and not able[task]:
@@ -123,8 +115,8 @@ def _check_task(task: Task | None, talker: server_info_pb2.TalkerInfo) -> None:
         raise invalid("task_type", f"this model does {can}")
 
 
-def _language(language: str | None, talker: server_info_pb2.TalkerInfo) -> str:
-    """The language as the talker spells it; "": automatic. Raises ApiError."""
+def _language(language: str | None, talker: TalkerInfo) -> str:
+    """As the talker spells it; "": automatic. Raises ApiError."""
     if language is None or language.lower() == "auto":
         return ""
     if not talker.languages:
@@ -135,9 +127,7 @@ def _language(language: str | None, talker: server_info_pb2.TalkerInfo) -> str:
     return match
 
 
-async def _imitate_ref_audio(
-    gateway: Gateway, options: VoiceOptions, talker: server_info_pb2.TalkerInfo, plan: SpeakPlan
-) -> None:
+async def _imitate_ref_audio(gateway: Gateway, options: VoiceOptions, talker: TalkerInfo, plan: SpeakPlan) -> None:
     rate_hz = talker.voice_sample_rate_hz
     if not rate_hz:
         raise invalid("ref_audio", "this model imitates no voices; leave it out")
@@ -145,21 +135,18 @@ async def _imitate_ref_audio(
         reason = "required: what is said in ref_audio; or send x_vector_only_mode true, and the voice alone is taken"
         raise invalid("ref_text", reason, "missing_required_parameter")
     assert options.ref_audio is not None
-    try:
+    with media_errors("ref_audio"):
         if options.ref_audio.partition(":")[0].lower() in ("data", "http", "https"):
             content = await gateway.fetcher.get(options.ref_audio, "audio")
         else:
             content = await asyncio.to_thread(decode_base64, options.ref_audio, MAX_BYTES)
         samples = await asyncio.to_thread(read_sample, content, rate_hz)
-    except MediaError as error:
-        raise invalid("ref_audio", str(error), "invalid_media") from None
     text = "" if options.x_vector_only_mode else options.ref_text or ""
     plan.imitate(samples, rate_hz, text, ("ref_audio", "ref_text"))
 
 
-def _own_voice(options: VoiceOptions, talker: server_info_pb2.TalkerInfo, param: str) -> str | None:
-    """The talker's own voice, as it spells it; "": its default, or a described one; None: not its own. Raises
-    ApiError."""
+def _own_voice(options: VoiceOptions, talker: TalkerInfo, param: str) -> str | None:
+    """The talker's own voice; "": its default, or a described one; None: not its own. Raises ApiError."""
     if options.voice is not None and not talker.speakers and not talker.voice_sample_rate_hz:
         raise invalid(param, "this model has no voices; leave it out and say in instructions who speaks")
     if options.voice is not None:
@@ -173,12 +160,7 @@ def _own_voice(options: VoiceOptions, talker: server_info_pb2.TalkerInfo, param:
 
 
 async def _imitate_uploaded(
-    gateway: Gateway,
-    options: VoiceOptions,
-    talker: server_info_pb2.TalkerInfo,
-    plan: SpeakPlan,
-    owner: str | None,
-    param: str,
+    gateway: Gateway, options: VoiceOptions, talker: TalkerInfo, plan: SpeakPlan, owner: str | None, param: str
 ) -> None:
     assert options.voice is not None
     rate_hz, voices = talker.voice_sample_rate_hz, list(talker.speakers)
@@ -195,11 +177,7 @@ async def _imitate_uploaded(
             plan.imitate(samples, rate_hz, "" if options.x_vector_only_mode else voice.text, (param, param))
             plan.log["voice"] = voice.id
             return
-    more = ", ..." if len(voices) > _MAX_LISTED_VOICES else ""
-    known = (
-        f"use one of {', '.join(voices[:_MAX_LISTED_VOICES])}{more}"
-        if voices
-        else "none has been uploaded to this gateway"
-    )
+    listed = voices[:_MAX_LISTED_VOICES] + (["..."] if len(voices) > _MAX_LISTED_VOICES else [])
+    known = f"use one of {', '.join(listed)}" if voices else "none has been uploaded to this gateway"
     how = "; or upload one by POST /v1/audio/voices, or send ref_audio" if rate_hz else ""
     raise invalid(param, f"no voice {options.voice.id!r}; {known}{how}")

@@ -3,7 +3,8 @@
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-from gateway.store import Store, StoreError
+from gateway.errors import ApiError
+from gateway.store import Store, required
 
 
 @dataclass(frozen=True)
@@ -26,18 +27,6 @@ class UploadedVoice:
     seconds: float
     created_at: int
     owner: str | None
-
-
-class VoiceExists(Exception):
-    """The owner has a voice of that name."""
-
-
-class VoicesFull(Exception):
-    """The limit of voices, all or the owner's own, is reached."""
-
-    def __init__(self, most: int, of_owner: bool) -> None:
-        super().__init__(f"{most} voices")
-        self.most, self.of_owner = most, of_owner
 
 
 _COLUMNS = ", ".join(field.name for field in fields(UploadedVoice))
@@ -66,25 +55,22 @@ class VoiceStore(Store):
     pragmas = ("auto_vacuum = FULL", "secure_delete = ON")
 
     def __init__(self, directory: Path | None, most: int, most_of_owner: int) -> None:
-        if directory is None:
-            raise StoreError(
-                "voices_dir: this user has no home directory to keep voices in; name one with --voices-dir"
-            )
-        super().__init__(directory)
+        super().__init__(required(directory, self.setting, self.name))
         self._most, self._most_of_owner = most, most_of_owner
 
     async def add(self, voice: UploadedVoice, flac: bytes) -> None:
-        """Raises VoiceExists; VoicesFull."""
+        """Raises ApiError: 409, the owner has a voice of that name; 400, there is no room."""
 
         def write() -> None:
             with self.database:
                 self.database.execute("BEGIN IMMEDIATE")  # nobody adds another one in between
                 if self._count(f"WHERE name = ? AND {_VISIBLE}", voice.name, voice.owner):
-                    raise VoiceExists
+                    message = f"name: there is a voice {voice.name!r}; delete it first, or choose another name"
+                    raise ApiError(409, message, "name", "voice_exists")
                 if voice.owner and self._count("WHERE owner = ?", voice.owner) >= self._most_of_owner:
-                    raise VoicesFull(self._most_of_owner, of_owner=True)
+                    raise _too_many("this API key has", self._most_of_owner, "max_voices_per_key")
                 if self._count("") >= self._most:
-                    raise VoicesFull(self._most, of_owner=False)
+                    raise _too_many("this server keeps", self._most, "max_voices")
                 marks = ", ".join("?" * (len(fields(UploadedVoice)) + 1))
                 values = (*astuple(voice), flac)
                 self.database.execute(f"INSERT INTO voices ({_COLUMNS}, sample) VALUES ({marks})", values)
@@ -112,3 +98,8 @@ class VoiceStore(Store):
 
     def _count(self, where: str, *values: str | None) -> int:
         return self.database.execute(f"SELECT count(*) FROM voices {where}", values).fetchone()[0]
+
+
+def _too_many(whose: str, most: int, setting: str) -> ApiError:
+    message = f"{whose} {most} voices, as many as may be; delete one, or have the operator raise {setting}"
+    return ApiError(400, message, None, "too_many_voices")

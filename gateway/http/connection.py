@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import ExitStack, aclosing, nullcontext
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -146,6 +146,31 @@ class StreamedResponse(Response):
                 return
             await send({"type": "http.response.body", "body": last, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def drain(events: AsyncGenerator[Any, None]) -> None:
+    """Waits for the end of what is sent in one piece."""
+    async with aclosing(events):
+        async for _ in events:
+            pass
+
+
+class Run(Protocol):
+    """The work on a request. Raises ApiError."""
+
+    def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yields server-sent events."""
+        ...
+
+    async def whole(self) -> Response: ...
+
+
+async def respond(http: Request, run: Run, streams: bool | None) -> Response:
+    """The response of an `admitted` request, whose body was read. Raises ApiError; ClientGone."""
+    http.state.log["stream"] = bool(streams)
+    if streams:
+        return EventStream(run.stream(), max(0.0, http.state.deadline - time.monotonic()) + LAST_WORD_S)
+    return await while_connected(http.receive, run.whole())
 
 
 class EventStream(StreamedResponse):

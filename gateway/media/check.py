@@ -13,7 +13,7 @@ from av.container import InputContainer
 from PIL import Image
 
 from gateway.errors import from_error, invalid
-from gateway.media.fetch import Fetcher, MediaError, too_large
+from gateway.media.fetch import Fetcher, MediaError, media_errors, too_large
 from gateway.settings import MediaLimits
 from services.common.errors import DeadlineExceeded
 from services.common.media import claimed_wav_s
@@ -34,7 +34,7 @@ class MediaFile:
         field: its place in the request.
         kind: "image", "audio" or "video".
         url: "" if the file came with the request.
-        content: the file; empty until a URL is loaded.
+        content: empty until a URL is loaded.
     """
 
     field: str
@@ -55,7 +55,7 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
 
     async def load(file: MediaFile) -> None:
         nonlocal total_bytes
-        try:
+        with media_errors(file.field):
             async with slots:
                 if file.url:
                     file.content = await fetcher.get(file.url, file.kind)
@@ -65,8 +65,6 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
                 if total_bytes > limits.max_total_bytes:
                     raise MediaError(f"all media together are more than {limits.max_total_bytes} bytes")
                 await asyncio.to_thread(check, file.kind, file.content, limits)
-        except MediaError as error:
-            raise invalid(file.field, str(error), "invalid_media") from None
 
     try:
         async with asyncio.timeout(limits.load_timeout_s):
@@ -79,11 +77,7 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
 
 
 def check(kind: str, content: bytes, limits: MediaLimits) -> None:
-    """Checks the header of a file of `kind` "image", "audio" or "video". Blocking: call it in a thread.
-
-    Raises:
-        MediaError: empty, broken, of another kind, too large, too long.
-    """
+    """Checks a file's header. Blocking. Raises MediaError: empty, broken, of another kind, too large, too long."""
     if not content:
         raise MediaError("the file is empty")
     if kind == "image":
@@ -95,12 +89,10 @@ def check(kind: str, content: bytes, limits: MediaLimits) -> None:
 def _check_image(content: bytes, limits: MediaLimits) -> None:
     try:
         with _opened(content) as image:
-            _check_pixels(image.width, image.height, limits)
-            least = limits.min_image_side_pixels
-            if min(image.size) < least:
-                raise MediaError(
-                    f"the image is {image.width} x {image.height} pixels; each side must be at least {least}"
-                )
+            width, height = image.size
+            _check_pixels(width, height, limits)
+            if min(width, height) < (least := limits.min_image_side_pixels):
+                raise MediaError(f"the image is {width} x {height} pixels; each side must be at least {least}")
             image.verify()
     except MediaError:
         raise
@@ -110,7 +102,7 @@ def _check_image(content: bytes, limits: MediaLimits) -> None:
 
 
 def image_pixels(content: bytes) -> int:
-    """Width x height of a checked image. Blocking: call it in a thread."""
+    """Width x height of a checked image. Blocking."""
     with _opened(content) as image:
         return image.width * image.height
 
@@ -124,8 +116,7 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
 
 
 def _check_pixels(width: int, height: int, limits: MediaLimits) -> None:
-    if width * height > limits.max_image_pixels:
-        most = limits.max_image_pixels
+    if width * height > (most := limits.max_image_pixels):
         raise MediaError(f"{width} x {height} pixels are more than the {most} allowed")
 
 
@@ -161,9 +152,6 @@ def _check_stream(kind: str, content: bytes, limits: MediaLimits) -> None:
 
 def _duration_s(container: InputContainer, stream: av.AudioStream | av.VideoStream) -> float:
     """Longest duration that the headers claim; 0 if they claim none."""
-    claims = [0.0]
-    if container.duration is not None:
-        claims.append(container.duration / av.time_base)
-    if stream.duration is not None and stream.time_base is not None:
-        claims.append(float(stream.duration * stream.time_base))
-    return max(claims)
+    of_file = (container.duration or 0) / av.time_base
+    of_track = float((stream.duration or 0) * (stream.time_base or 0))
+    return max(of_file, of_track, 0.0)

@@ -42,11 +42,9 @@ _LEAST_TEMPO = 0.5  # of one `atempo`
 
 @dataclass(frozen=True)
 class _Codec:
-    """How libav writes a format.
+    """libav's names of a format.
 
     Attributes:
-        container: libav's name.
-        name: libav's name of the codec.
         bit_rate: bits a second and channel; None: lossless.
         streamed: container options of a stream.
     """
@@ -93,7 +91,9 @@ class _Encoder:
     def __init__(
         self, file: Any, codec: _Codec, sample_rate_hz: int, channels: int, options: dict[str, str] | None = None
     ) -> None:
-        rate_hz, layout = _nearest_rate_hz(codec.name, sample_rate_hz), _LAYOUTS[channels]
+        rates = av.Codec(codec.name, "w").audio_rates or [sample_rate_hz]
+        rate_hz = min((rate for rate in rates if rate >= sample_rate_hz), default=max(rates))  # the lowest lossless one
+        layout = _LAYOUTS[channels]
         self._container = av.open(file, "w", format=codec.container, options=options)
         rules: dict[str, Any] = {} if codec.bit_rate is None else {"bit_rate": codec.bit_rate * channels}
         stream = self._container.add_stream(codec.name, rate=rate_hz, layout=layout, **rules)
@@ -117,9 +117,8 @@ class _Encoder:
 def _frame(pcm16: bytes, sample_rate_hz: int, channels: int = 1) -> av.AudioFrame | None:
     if not pcm16:
         return None
-    frame = av.AudioFrame.from_ndarray(
-        np.frombuffer(pcm16, "<i2").reshape(1, -1), format="s16", layout=_LAYOUTS[channels]
-    )
+    samples = np.frombuffer(pcm16, "<i2").reshape(1, -1)
+    frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=_LAYOUTS[channels])
     frame.sample_rate = sample_rate_hz
     return frame
 
@@ -202,18 +201,11 @@ class Tempo:
         return bytes(ready)
 
 
-def _nearest_rate_hz(codec: str, sample_rate_hz: int) -> int:
-    """The codec's lowest lossless rate, else its highest."""
-    rates = av.Codec(codec, "w").audio_rates or [sample_rate_hz]
-    return min((rate for rate in rates if rate >= sample_rate_hz), default=max(rates))
-
-
 def encode_image(pixels: np.ndarray, file_format: ImageFormat, quality: int) -> bytes:
     """An image file.
 
     Args:
         pixels: (height, width, 3) uint8 RGB.
-        file_format: PNG is lossless.
         quality: 0 to 100, the best; for JPEG and WebP.
     """
     options: dict[str, Any] = {}

@@ -4,14 +4,15 @@ import asyncio
 import binascii
 import ipaddress
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from urllib.parse import unquote_to_bytes
 
 import httpx
 import pybase64
 
+from gateway.errors import invalid
 from gateway.settings import MediaLimits
 
 # Media types of unknown files, and of containers that can hold the kind.
@@ -21,6 +22,15 @@ _CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video":
 
 class MediaError(Exception):
     """The text says why a file cannot be used, and what would do."""
+
+
+@contextmanager
+def media_errors(field: str) -> Iterator[None]:
+    """Raises ApiError: 400 naming `field`, for a MediaError."""
+    try:
+        yield
+    except MediaError as error:
+        raise invalid(field, str(error), "invalid_media") from None
 
 
 # Prefixes whose IPv6 addresses stand for an IPv4 address, and where in the 128 bits it is.
@@ -46,7 +56,7 @@ def is_public(address: str) -> bool:
 
 
 async def resolve(host: str, port: int, private_allowed: bool) -> str:
-    """Resolves `host` to an address to connect to; a second look-up could differ.
+    """The address of `host` to connect to; a second look-up could differ.
 
     Raises:
         MediaError: the name is unknown, or, unless `private_allowed`, any of its addresses is not public.
@@ -65,7 +75,7 @@ async def resolve(host: str, port: int, private_allowed: bool) -> str:
 
 
 class Fetcher:
-    """Fetches media under `limits`. One for the whole process."""
+    """Fetches media under `limits`."""
 
     def __init__(self, limits: MediaLimits) -> None:
         self.limits = limits
@@ -100,31 +110,26 @@ class Fetcher:
 
     async def _fetch(self, url: str, kind: str) -> bytes:
         for _ in range(self.limits.max_redirects + 1):
-            async with self._open(_parse(url)) as response:
+            parsed = _parse(url)
+            port = parsed.port or (443 if parsed.scheme == "https" else 80)
+            address = await resolve(parsed.raw_host.decode(), port, self.limits.private_addresses)
+            async with self._client.stream(
+                "GET",
+                parsed.copy_with(host=address),
+                # Uncompressed only: a small file must not unfold into a large one.
+                headers={"host": parsed.netloc.decode(), "accept-encoding": "identity", "accept": "*/*"},
+                # The certificate is the host's, not the address's.
+                extensions={"sni_hostname": parsed.raw_host.decode()},
+            ) as response:
                 location = response.headers.get("location")
                 if response.is_redirect and location is not None:
-                    url = str(_parse(url).join(location))
+                    url = str(parsed.join(location))
                     continue
                 if not response.is_success:
                     raise MediaError(f"the URL's server answered with status {response.status_code}")
                 _check_type(response.headers.get("content-type", ""), kind)
                 return await self._read(response)
         raise MediaError(f"the URL redirects more than {self.limits.max_redirects} times")
-
-    @asynccontextmanager
-    async def _open(self, url: httpx.URL) -> AsyncIterator[httpx.Response]:
-        """A streamed GET to a checked address of the URL's host."""
-        port = url.port or (443 if url.scheme == "https" else 80)
-        address = await resolve(url.raw_host.decode(), port, self.limits.private_addresses)
-        async with self._client.stream(
-            "GET",
-            url.copy_with(host=address),
-            # Uncompressed only: a small file must not unfold into a large one.
-            headers={"host": url.netloc.decode(), "accept-encoding": "identity", "accept": "*/*"},
-            # The certificate is the host's, not the address's.
-            extensions={"sni_hostname": url.raw_host.decode()},
-        ) as response:
-            yield response
 
     async def _read(self, response: httpx.Response) -> bytes:
         most = self.limits.max_bytes

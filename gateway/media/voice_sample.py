@@ -17,7 +17,7 @@ _SILENCE = 1e-3  # RMS of a microphone in an empty room: -60 dB
 
 
 def read_sample(content: bytes, rate_hz: int) -> np.ndarray:
-    """Decodes a sample: (n,) float32, -1 to 1, mono, at `rate_hz`, MIN_S to MAX_S long.
+    """A sample, (n,) float32, -1 to 1, mono, at `rate_hz`, MIN_S to MAX_S long.
 
     Raises:
         MediaError: broken, without audio, silent, too large, too long or too short.

@@ -76,6 +76,13 @@ class Replica(ReplicaHealth):
                 return stream.call(start, take_delta, begin)
         return begin()
 
+    async def ask(self, method: str, message: Any, timeout_s: float) -> Any:
+        """The response to `message`. Raises StageError."""
+        try:
+            return await getattr(KINDS[self.kind].stub(self.channel), method)(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise self.failure(error) from error
+
     def _delta_stream(self, channel: grpc.aio.Channel) -> DeltaStream | None:
         """The open stream of `channel`. If there is none, opens one for later calls."""
         stream = self._deltas

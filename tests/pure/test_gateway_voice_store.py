@@ -12,8 +12,9 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from cli.main import app
-from gateway.answers.voice_store import UploadedVoice, VoiceExists, VoicesFull, VoiceStore
+from gateway.answers.voice_store import UploadedVoice, VoiceStore
 from gateway.app import create_app
+from gateway.errors import ApiError
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from gateway.store import StoreError
@@ -209,7 +210,7 @@ async def test_nothing_of_a_removed_voice_stays_on_the_disk(tmp_path):
     voice = UploadedVoice("voice_1", "anna", "consent-of-anna", "", 1.5, 0, None)
     store, flac = VoiceStore(tmp_path, 2, 2), np.random.default_rng(0).bytes(100_000)
     await store.add(voice, flac)
-    with pytest.raises(VoiceExists):
+    with pytest.raises(ApiError, match="there is a voice"):
         await store.add(voice, flac)
     assert await store.sample(voice) == flac
     assert flac[50_000:50_100] in on_disk(tmp_path)
@@ -230,7 +231,7 @@ async def test_stores_of_two_processes_count_together(tmp_path):
         for i in range(3)
     ]
     ended = await asyncio.gather(*adding, return_exceptions=True)
-    assert sum(isinstance(each, VoicesFull) for each in ended) == 3
+    assert sum(isinstance(each, ApiError) for each in ended) == 3
     assert [len(await store.all_of(None)) for store in stores] == [3, 3]
     for store in stores:
         await store.close()

@@ -43,7 +43,7 @@ class Ears:
 
 @asynccontextmanager
 async def listening(gateway: Running, **rules):
-    gateway.app.state.gateway._detectors = Ears()
+    gateway.app.state.gateway.detectors = Ears()
     async with session(gateway) as client:
         audio = {"input": {"turn_detection": VAD | rules}}
         await client.ask("session.update", "session.updated", session={"output_modalities": ["text"], "audio": audio})

@@ -16,7 +16,6 @@ class ToolImage:
     """An image, or a preview of one.
 
     Attributes:
-        image_base64: the file.
         facts: its format and size in OpenAI's names; they may differ from the request's.
         preview: number of the preview; None: the image itself.
     """
@@ -27,7 +26,6 @@ class ToolImage:
 
     @property
     def url(self) -> str:
-        """The file as a data URL."""
         return image_url(self.image_base64, self.facts["output_format"])
 
 
@@ -40,8 +38,6 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class ToolFailure:
-    """The call failed."""
-
     error: ApiError
 
 
@@ -49,7 +45,7 @@ ToolEvent = ToolProgress | ToolImage | ToolResult | ToolFailure
 
 
 def image_url(image_base64: str, file_format: str) -> str:
-    """An image as a data URL."""
+    """A data URL."""
     return f"data:image/{file_format};base64,{image_base64}"
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.media.encode import ImageFormat
+from gateway.validation import Strict
 
 IMAGE_TOOL = "image_generation"
 VIDEO_TOOL = "video_generation"
@@ -12,8 +13,9 @@ SOUND_TOOL = "sound_generation"
 
 
 class ImageTool(BaseModel):
-    """The tool that makes pictures, with OpenAI's settings. Those that say nothing to a model here are accepted:
-    background, input_fidelity, moderation, quality."""
+    """OpenAI's image_generation. Settings that say nothing to a model here are accepted: background, input_fidelity,
+    moderation, quality.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -27,20 +29,16 @@ class ImageTool(BaseModel):
     input_image_mask: dict[str, Any] | None = None
 
 
-class VideoTool(BaseModel):
-    """The tool that has videos made. Quartet's own."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class VideoTool(Strict):
+    """Quartet's own."""
 
     type: Literal["video_generation"] = VIDEO_TOOL
     seconds: float | None = Field(default=None, gt=0, description="default: the model's")
     size: str | None = Field(default=None, description='"WIDTHxHEIGHT"; default: the model\'s')
 
 
-class SoundTool(BaseModel):
-    """The tool that makes sounds. Quartet's own."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+class SoundTool(Strict):
+    """Quartet's own."""
 
     type: Literal["sound_generation"] = SOUND_TOOL
     seconds: float | None = Field(default=None, gt=0, description="default: the model's")

@@ -41,7 +41,6 @@ class FileSound:
             self._given_up = True
 
     def left_s(self) -> float:
-        """Time left for the windows found."""
         return max(0.0, self._deadline - time.monotonic())
 
     def _counted(self, pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -56,12 +55,7 @@ class FileSound:
 
 
 class LiveSound:
-    """Live mono PCM16 at RATE_HZ. `limit_s` is the time of each window.
-
-    Attributes:
-        field: of the request, for errors.
-        duration_s: of the audio searched so far.
-    """
+    """Live mono PCM16 at RATE_HZ. `limit_s` is the time of each window; attributes as FileSound's."""
 
     field = "audio"
 

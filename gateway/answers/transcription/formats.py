@@ -14,7 +14,7 @@ class Segment:
     Attributes:
         begin_s, end_s: from the beginning of the audio.
         speech_probability: mean, as the detector says.
-        avg_logprob: mean over the tokens; 0 without logprobs.
+        logprobs: of the tokens, if they were asked for.
     """
 
     id: int
@@ -23,7 +23,7 @@ class Segment:
     speech_probability: float
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
-    avg_logprob: float = 0.0
+    logprobs: list[float] = field(default_factory=list)
 
     def verbose(self, temperature: float) -> dict[str, Any]:
         """OpenAI's form, with Whisper's members."""
@@ -36,7 +36,7 @@ class Segment:
             "text": self.text,
             "tokens": self.token_ids,
             "temperature": temperature,
-            "avg_logprob": self.avg_logprob,
+            "avg_logprob": sum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0,
             "compression_ratio": len(encoded) / len(zlib.compress(encoded)) if encoded else 0.0,
             "no_speech_prob": round(1.0 - self.speech_probability, 4),
         }
@@ -47,7 +47,6 @@ def joined(segments: Sequence[Segment]) -> str:
 
 
 def srt(segments: Sequence[Segment]) -> str:
-    """SubRip subtitles."""
     spoken = [segment for segment in segments if segment.text]
     return "".join(
         f"{number}\n{_time(s.begin_s, ',')} --> {_time(s.end_s, ',')}\n{_lines(s.text)}\n\n"
@@ -56,7 +55,6 @@ def srt(segments: Sequence[Segment]) -> str:
 
 
 def vtt(segments: Sequence[Segment]) -> str:
-    """WebVTT subtitles."""
     spoken = (segment for segment in segments if segment.text)
     return "WEBVTT\n\n" + "".join(
         f"{_time(s.begin_s, '.')} --> {_time(s.end_s, '.')}\n{_lines(s.text).replace('-->', '->')}\n\n" for s in spoken

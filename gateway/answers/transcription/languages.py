@@ -1,7 +1,5 @@
 """ISO 639-1 codes and English names of languages."""
 
-from gateway.errors import invalid
-
 LANGUAGES = {
     "af": "Afrikaans",
     "ar": "Arabic",
@@ -66,13 +64,9 @@ LANGUAGES = {
 
 
 def language_of(named: str) -> str:
-    """English name of the language that a request names by code, with or without a region, or by name.
-
-    Raises:
-        ApiError: 400 for `language`.
-    """
+    """English name of a language, named so or by its code, with or without a region. Raises ValueError."""
     code = named.replace("_", "-").partition("-")[0].strip().lower()
     for known, name in LANGUAGES.items():
         if code == known or named.strip().lower() == name.lower():
             return name
-    raise invalid("language", f"no language {named!r}; use an ISO 639-1 code such as en, de or zh")
+    raise ValueError(f"no language {named!r}; use an ISO 639-1 code such as en, de or zh")

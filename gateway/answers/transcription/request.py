@@ -1,9 +1,11 @@
 """Requests for transcriptions and translations."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from gateway.answers.transcription.languages import language_of
+from gateway.errors import invalid
 from gateway.listening.speech_windows import Pauses
 from gateway.validation import Strict
 
@@ -16,10 +18,6 @@ class VadConfig(Strict):
     prefix_padding_ms: Annotated[int, Field(ge=0, le=2000)] = 200
     silence_duration_ms: Annotated[int, Field(ge=100, le=10_000)] = 500
 
-    @property
-    def pauses(self) -> Pauses:
-        return Pauses(self.threshold, self.silence_duration_ms / 1000, self.prefix_padding_ms / 1000)
-
 
 def _as_strategy(value: Any) -> Any:
     return {"type": "server_vad"} if value in (None, "auto") else value
@@ -28,23 +26,61 @@ def _as_strategy(value: Any) -> Any:
 class TranslationRequest(Strict):
     """Audio to be translated into English text."""
 
+    task: ClassVar[str] = "translate"
     model: str
-    language: str | None = Field(
+    language: Annotated[str, AfterValidator(language_of)] | None = Field(
         default=None, description="of the sound: ISO 639-1 code or English name; default: the model finds it"
     )
     prompt: str | None = Field(default=None, description="names and terms that may be said, and their spelling")
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
-    max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = Field(
-        default=1024, description="of each piece, of at most 30 s: fast speech has some 200"
-    )
+    max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = Field(default=1024, description="of a piece of 30 s")
     stream: bool = False
     stream_include_usage: bool = Field(default=False, description="a stream's events are vLLM's chunks as well")
     stream_continuous_usage_stats: Any = Field(default=None, description="accepted; without effect")
+
+    @property
+    def pauses(self) -> Pauses:
+        return Pauses()
+
+    @property
+    def instruction(self) -> str:
+        """For the thinker."""
+        speech = f"{self.language} speech" if self.language else "speech"
+        return f"Listen to the provided {speech} and produce a translation in English text."
+
+    @property
+    def text_language(self) -> str:
+        return "english"
+
+    def check(self) -> None:
+        """Raises ApiError: 400 naming a member that contradicts another."""
+        if self.stream and self.response_format not in ("json", "text"):
+            raise invalid("stream", "only with response_format json or text")
 
 
 class TranscriptionRequest(TranslationRequest):
     """Audio to be transcribed."""
 
+    task: ClassVar[str] = "transcribe"
     timestamp_granularities: list[Literal["segment"]] | None = None
     chunking_strategy: Annotated[VadConfig, BeforeValidator(_as_strategy)] = VadConfig(type="server_vad")
+
+    @property
+    def pauses(self) -> Pauses:
+        vad = self.chunking_strategy
+        return Pauses(vad.threshold, vad.silence_duration_ms / 1000, vad.prefix_padding_ms / 1000)
+
+    @property
+    def instruction(self) -> str:
+        audio = f"{self.language} audio" if self.language else "audio"
+        return f"Transcribe the {audio} into text."
+
+    @property
+    def text_language(self) -> str:
+        return (self.language or "unknown").lower()
+
+    def check(self) -> None:
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            raise invalid("timestamp_granularities", "only with response_format verbose_json")
+        super().check()

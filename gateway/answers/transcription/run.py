@@ -1,7 +1,7 @@
-"""Transcribes speech by the thinker.
+"""Transcribes speech by the thinker, window by window.
 
-Each window of speech is a thinker request of its own; several run at a time, and their text comes in order. An hour of
-audio needs no more memory than a few windows."""
+Several windows are written at a time, and their text comes in order. Memory does not grow with the audio.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -9,29 +9,19 @@ from contextlib import aclosing
 from typing import Any
 
 from gateway import metrics
-from gateway.answers.gateway import Gateway, not_reached
+from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import Segment
 from gateway.answers.transcription.request import TranslationRequest
 from gateway.errors import in_own_terms, invalid
 from gateway.listening.speech_windows import RATE_HZ, SpeechWindow
 from gateway.media.encode import encode_audio
-from gateway.media.fetch import MediaError
+from gateway.media.fetch import media_errors
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
 from quartet.v1 import media_pb2, thinker_pb2
 
 _PARALLEL_WINDOWS = 4  # of one request, in the thinker
-
-
-def transcription_prompt(language: str | None) -> str:
-    """The thinker's instruction; `language` is an English name, None if unknown."""
-    return f"Transcribe the {language} audio into text." if language else "Transcribe the audio into text."
-
-
-def translation_prompt(language: str | None) -> str:
-    speech = f"{language} speech" if language else "speech"
-    return f"Listen to the provided {speech} and produce a translation in English text."
 
 
 class TranscriptionRun:
@@ -48,59 +38,60 @@ class TranscriptionRun:
         self,
         gateway: Gateway,
         request: TranslationRequest,
-        instruction: str,
         sound: FileSound | LiveSound,
         request_id: str,
         log: dict[str, Any],
     ) -> None:
         self.request, self.sound, self.segments = request, sound, list[Segment]()
         self._gateway, self._request_id, self._log = gateway, request_id, log
-        self._instruction = (
-            instruction if not request.prompt else f"{instruction} Names and terms in it may be: {request.prompt}"
-        )
-        self._input_tokens = self._audio_tokens = self._output_tokens = 0
+        terms = f" Names and terms in it may be: {request.prompt}" if request.prompt else ""
+        self._instruction = request.instruction + terms
+        self._ended = list[_Piece]()
         if gateway.pipeline.output("text") is None:
             raise invalid("model", "no thinker here: only a server with one writes down sound", "unsupported_model")
-        stage = gateway.stage_for("text", request.model, takes_loras=True)
+        gateway.stage_for("text", request.model, takes_loras=True)
         self._lora = gateway.lora_of(request.model)  # of all windows: one that is unloaded meanwhile is missed
-        thinker = gateway.pipeline.info("thinker")
-        if thinker is None:
-            raise not_reached(stage)
-        if "audio" not in thinker.input_modalities:
+        if "audio" not in gateway.known("thinker").input_modalities:
             raise invalid("model", "does not hear", "unsupported_model")
 
     @property
     def usage(self) -> dict[str, Any]:
         """OpenAI's token counts, once `deltas` has ended."""
-        text = self._input_tokens - self._audio_tokens
+        read = sum(piece.summary.prompt_tokens for piece in self._ended)
+        audio = sum(piece.audio_tokens for piece in self._ended)
+        written = sum(piece.summary.completion_tokens for piece in self._ended)
         return {
             "type": "tokens",
-            "input_tokens": self._input_tokens,
-            "input_token_details": {"audio_tokens": self._audio_tokens, "text_tokens": text},
-            "output_tokens": self._output_tokens,
-            "total_tokens": self._input_tokens + self._output_tokens,
+            "input_tokens": read,
+            "input_token_details": {"audio_tokens": audio, "text_tokens": read - audio},
+            "output_tokens": written,
+            "total_tokens": read + written,
         }
 
     async def deltas(self) -> AsyncGenerator[str, None]:
-        """Yields the text in order: joined, that of the segments. Raises ApiError."""
+        """Yields the text of the segments in order. Raises ApiError."""
         begun: asyncio.Queue[_Piece | None] = asyncio.Queue(_PARALLEL_WINDOWS)
         cutting, said = asyncio.create_task(self._cut(begun)), False
         try:
-            with in_own_terms({"messages": "prompt" if self.request.prompt else self.sound.field}):
+            with in_own_terms(self._own_name), media_errors(self.sound.field):
                 while (piece := await begun.get()) is not None:
                     self.segments.append(piece.segment)
                     async for delta in piece.deltas():
                         yield f" {delta}" if said and not piece.segment.text else delta
                         piece.segment.text += delta
                     said = said or bool(piece.segment.text)
-                    self._count(piece)
+                    self._ended.append(piece)
+                    metrics.PROMPT_TOKENS.inc(piece.summary.prompt_tokens)
+                    metrics.TEXT_TOKENS.inc(piece.summary.completion_tokens)
                 await cutting
-        except MediaError as error:
-            raise invalid(self.sound.field, str(error), "invalid_media") from None
         finally:
             cutting.cancel()
             await asyncio.shield(asyncio.gather(cutting, return_exceptions=True))
         self._log |= {"audio_s": round(self.sound.duration_s, 3), "windows": len(self.segments)}
+
+    def _own_name(self, member: str) -> str:
+        text = "prompt" if self.request.prompt else self.sound.field
+        return text if member == "messages" else member
 
     async def _cut(self, begun: "asyncio.Queue[_Piece | None]") -> None:
         """Queues pieces, with the thinker at work on them; None comes last. Raises MediaError."""
@@ -128,12 +119,11 @@ class TranscriptionRun:
             async with aclosing(run(self._gateway.pipeline, [job], self.sound.left_s())) as events:
                 async for _, event in events:
                     piece.take(event)
-            piece.end(None)
+            piece.events.put_nowait(None)
         except Exception as error:  # raised again where the piece is read
-            piece.end(error)
+            piece.events.put_nowait(error)
 
     def _start(self, window: SpeechWindow) -> thinker_pb2.GenerateStart:
-        assert self._gateway.pipeline.config.thinker is not None
         most = self.request.max_completion_tokens
         sampling = thinker_pb2.SamplingParameters(temperature=self.request.temperature, max_tokens=most)
         if self.request.response_format == "verbose_json":
@@ -145,20 +135,11 @@ class TranscriptionRun:
         content.add(text=self._instruction)
         return start
 
-    def _count(self, piece: "_Piece") -> None:
-        piece.segment.avg_logprob = piece.avg_logprob
-        self._audio_tokens += piece.audio_tokens
-        self._input_tokens += piece.summary.prompt_tokens
-        self._output_tokens += piece.summary.completion_tokens
-        metrics.PROMPT_TOKENS.inc(piece.summary.prompt_tokens)
-        metrics.TEXT_TOKENS.inc(piece.summary.completion_tokens)
-
 
 class _Piece:
     def __init__(self, segment: Segment) -> None:
         self.segment, self.audio_tokens, self.summary = segment, 0, thinker_pb2.GenerateSummary()
-        self._logprobs: list[float] = []
-        self._events: asyncio.Queue[str | Exception | None] = asyncio.Queue()
+        self.events: asyncio.Queue[str | Exception | None] = asyncio.Queue()
 
     def take(self, event: Event) -> None:
         match event:
@@ -166,23 +147,15 @@ class _Piece:
                 self.audio_tokens = tokens.audio_tokens
             case TextDelta(delta):
                 self.segment.token_ids += delta.token_ids
-                self._logprobs += [token.logprob for token in delta.logprobs]
-                self._events.put_nowait(delta.text)
+                self.segment.logprobs += [token.logprob for token in delta.logprobs]
+                self.events.put_nowait(delta.text)
             case Finished(thinker=thinker) if thinker is not None:
                 self.summary = thinker
-
-    def end(self, error: Exception | None) -> None:
-        self._events.put_nowait(error)
-
-    @property
-    def avg_logprob(self) -> float:
-        """Mean over the tokens; 0 without logprobs."""
-        return sum(self._logprobs) / len(self._logprobs) if self._logprobs else 0.0
 
     async def deltas(self) -> AsyncIterator[str]:
         """Its text, stripped. Raises StageError."""
         held, begun = "", False
-        while (event := await self._events.get()) is not None:
+        while (event := await self.events.get()) is not None:
             if isinstance(event, Exception):
                 raise event
             held += event

@@ -35,8 +35,7 @@ def chunk(
 
 @dataclass
 class StreamedAnswer(Answer):
-    """A choice in chunks: text in `delta.content`, modality "text"; audio in `delta.audio`, modality "audio", with the
-    text since the chunk before as its transcript.
+    """A choice in chunks of one modality each. Those of audio have the text since the one before as their transcript.
 
     Attributes:
         transcribed: characters of `text` sent beside audio.
@@ -93,24 +92,16 @@ def _tool_call(call) -> dict[str, Any]:
 async def whole_choice(answer: WholeAnswer, audio_format: str, wants_logprobs: bool) -> dict[str, Any]:
     """OpenAI's form of a finished answer, its audio as a file of `audio_format`."""
     calls = [call for _, call in sorted(answer.calls.items())]
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": None if calls and not answer.text else answer.text,
-        "refusal": None,
+    content = None if calls and not answer.text else answer.text
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    more = {
+        "reasoning_content": answer.reasoning,
+        "tool_calls": calls,
+        "images": answer.images,
+        "image_errors": answer.image_errors,
     }
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if calls:
-        message["tool_calls"] = calls
-    if answer.images:
-        message["images"] = answer.images
-    if answer.image_errors:
-        message["image_errors"] = answer.image_errors
+    message |= {name: value for name, value in more.items() if value}
     if answer.samples:
-        file = await asyncio.to_thread(_encode_base64, bytes(answer.samples), answer.sample_rate_hz, audio_format)
-        message["audio"] = answer.audio(file, answer.text)
+        file = await asyncio.to_thread(encode_audio, bytes(answer.samples), answer.sample_rate_hz, audio_format)
+        message["audio"] = answer.audio(pybase64.b64encode_as_string(file), answer.text)
     return choice(answer.index, {"message": message}, answer.tokens if wants_logprobs else None, answer.finish_reason)
-
-
-def _encode_base64(pcm16: bytes, sample_rate_hz: int, audio_format: str) -> str:
-    return pybase64.b64encode_as_string(encode_audio(pcm16, sample_rate_hz, audio_format))

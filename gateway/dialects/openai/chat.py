@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from starlette.datastructures import State
@@ -13,8 +13,7 @@ from starlette.responses import Response
 from gateway.answers.answer import Answer, WholeAnswer, usage
 from gateway.answers.chat_dialog import ChatDialog, needs_dialog
 from gateway.answers.gateway import Gateway
-from gateway.answers.image_chat import ImageChat
-from gateway.answers.images import ImageGeneration
+from gateway.answers.images import ImageChat
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest, StreamOptions
@@ -23,7 +22,7 @@ from gateway.answers.turn import AnswerEvent, TurnEnd, sum_of
 from gateway.answers.turns import Turns
 from gateway.dialects.openai.answer import StreamedAnswer, choice, chunk, whole_choice
 from gateway.errors import from_error
-from gateway.http.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
+from gateway.http.connection import DONE, admitted, drain, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import TextDelta
@@ -46,16 +45,13 @@ _OPENAPI = page(
 @router.post("/v1/chat/completions", openapi_extra=_OPENAPI, response_model=None)
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers a conversation with text and, if asked for, speech; or with images, if the model makes them."""
-    limit_s = gateway.settings.request_timeout_s
-    request = await read_json(http, ChatCompletionRequest, limit_s)
+    request = await read_json(http, ChatCompletionRequest, gateway.settings.request_timeout_s)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
         chat = ImageRun(gateway, request, http.state, stage)
     else:
         chat = ChatRun(gateway, request, http)
-    if request.stream:
-        return EventStream(chat.stream(), limit_s + LAST_WORD_S)
-    return await while_connected(http.receive, chat.whole())
+    return await respond(http, chat, request.stream)
 
 
 def _stage(gateway: Gateway, model: str) -> Stage:
@@ -68,13 +64,10 @@ def _stage(gateway: Gateway, model: str) -> Stage:
 
 
 class _BaseRun:
-    """One chat request and its response. `state` has its id and log fields."""
-
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
         self._gateway, self._request = gateway, request
         self._meter = Meter.of(state, gateway.settings.request_timeout_s)
         self._head = {"id": f"chatcmpl-{state.request_id}", "created": int(time.time()), "model": request.model}
-        self._meter.log["stream"] = bool(request.stream)
 
 
 class ChatRun(_BaseRun):
@@ -83,7 +76,6 @@ class ChatRun(_BaseRun):
         self._owner = owner_of(http)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yields server-sent events. Raises ApiError."""
         options, answers = self._request.stream_options or StreamOptions(), self._new(StreamedAnswer)
         code2wav = self._gateway.pipeline.info("code2wav")
         if self._request.audio_format == "wav" and code2wav is not None:
@@ -104,11 +96,8 @@ class ChatRun(_BaseRun):
         yield DONE
 
     async def whole(self) -> Response:
-        """Raises ApiError."""
         answers = self._new(WholeAnswer)
-        async with aclosing(self._events(answers)) as events:
-            async for _ in events:
-                pass
+        await drain(self._events(answers))
         body = self._head | {
             "object": "chat.completion",
             "choices": [
@@ -143,7 +132,7 @@ class ChatRun(_BaseRun):
         meter.count_answers(answers)
 
     async def _turn(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """(index of the answer, event) of a chat without tools that run here. Raises ApiError or StageError."""
+        """The events of a chat without tools that run here. Raises ApiError or StageError."""
         meter = self._meter
         jobs = await to_jobs(self._gateway, self._request, meter.request_id, self._owner)
         async with aclosing(run(self._gateway.pipeline, jobs, meter.left_s)) as events:
@@ -177,9 +166,8 @@ class ImageRun(_BaseRun):
         self._chat = ImageChat(gateway, request, stage)
 
     async def whole(self) -> Response:
-        """Raises ApiError."""
-        generation = await self._generation()
-        async with aclosing(self._parts(generation)) as made:
+        generation = await self._chat.generation(self._meter)
+        async with aclosing(self._chat.parts(generation)) as made:
             parts = {i: part async for i, part in made}
         messages = {i: {"role": "assistant", "content": [parts[i]], "refusal": None} for i in sorted(parts)}
         choices = [choice(i, {"message": message}, finish_reason="stop") for i, message in messages.items()]
@@ -187,10 +175,9 @@ class ImageRun(_BaseRun):
         return await asyncio.to_thread(Json, body | {"quartet": generation.quartet()})  # megabytes of text
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yields server-sent events. Raises ApiError."""
-        generation = await self._generation()
+        generation = await self._chat.generation(self._meter)
         head, indices = self._head | {"object": "chat.completion.chunk"}, []
-        async with aclosing(self._parts(generation)) as made:
+        async with aclosing(self._chat.parts(generation)) as made:
             async for i, part in made:
                 indices.append(i)
                 delta = {"role": "assistant", "content": [part]}
@@ -198,13 +185,3 @@ class ImageRun(_BaseRun):
         for i in sorted(indices):
             yield sse(head | chunk(i, "image", {}, finish_reason="stop") | {"quartet": generation.quartet()})
         yield DONE
-
-    async def _generation(self) -> ImageGeneration:
-        meter = self._meter
-        return await self._chat.generation(meter.request_id, meter.deadline, meter.log)
-
-    async def _parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
-        """Yields (index, content part) of each finished image. Raises ApiError."""
-        async with aclosing(self._chat.urls(generation)) as urls:
-            async for index, url in urls:
-                yield index, {"type": "image_url", "image_url": {"url": url}}

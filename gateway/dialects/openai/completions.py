@@ -15,7 +15,7 @@ from gateway.answers.completion import CompletionRun, detokenize
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
-from gateway.http.connection import DONE, LAST_WORD_S, EventStream, admitted, sse, while_connected
+from gateway.http.connection import DONE, admitted, drain, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
@@ -48,7 +48,7 @@ class CompletionRequest(WriterSampling):
 
     @property
     def prompt_logprobs(self) -> int | None:
-        """Alternatives to return for each prompt token; None: no log-probabilities."""
+        """Alternatives for each token of the prompt; None: no log-probabilities."""
         return self.logprobs if self.echo else None
 
     @property
@@ -69,7 +69,7 @@ class CompletionRequest(WriterSampling):
         ]
 
     def check(self) -> None:
-        """Raises ApiError: 400 naming the first parameter that contradicts another, or is not supported."""
+        """Raises ApiError: 400 naming a parameter that contradicts another, or is not supported."""
         if self.suffix:
             raise invalid("suffix", "models here do not fill in; leave it out")
         if self.best_of is not None and self.best_of != (self.n or 1):
@@ -87,48 +87,38 @@ class CompletionRequest(WriterSampling):
 )
 async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues prompts as they are: no chat template, no speech."""
-    limit_s = gateway.settings.request_timeout_s
-    request = await read_json(http, CompletionRequest, limit_s)
+    request = await read_json(http, CompletionRequest, gateway.settings.request_timeout_s)
     request.check()
-    run = Completions(gateway, request, http)
-    if request.stream:
-        return EventStream(run.stream(), limit_s + LAST_WORD_S)
-    return await while_connected(http.receive, run.whole())
+    return await respond(http, Completions(gateway, request, http), request.stream)
 
 
 class Completions:
     def __init__(self, gateway: Gateway, request: CompletionRequest, http: Request) -> None:
         self._gateway, self._request = gateway, request
-        self._prompts = request.prompts
-        most = request.max_tokens or _DEFAULT_TOKENS
-        self._exchange = CompletionRun(
-            gateway, request, http.state, self._prompts, request.model, request.lora, request.n or 1, most, "prompt"
+        count, most = request.n or 1, request.max_tokens or _DEFAULT_TOKENS
+        self._run = CompletionRun(
+            gateway, request, http.state, request.prompts, request.model, count, "prompt", request.lora, most
         )
+        self._asked = request.logprobs, request.prompt_logprobs
         created = int(time.time())
         request_id = f"cmpl-{http.state.request_id}"
         self._head = {"id": request_id, "object": "text_completion", "created": created, "model": request.model}
-        http.state.log["stream"] = bool(request.stream)
 
     async def whole(self) -> Response:
-        """Raises ApiError."""
         echoes = await self._echoes()
-        async with aclosing(self._exchange.events(self._request.logprobs, self._request.prompt_logprobs)) as events:
-            async for _ in events:
-                pass
-        answers = self._exchange.answers
-        choices = []
-        for answer in answers:
-            text, tokens = echoes[answer.index] + answer.text, self._tokens(self._entries(answer, 0), 0)
-            choices.append(self._choice(answer, text, answer.finish_reason, tokens))
-        return Json(self._head | {"choices": choices, "usage": self._usage()})
+        await drain(self._run.events(*self._asked))
+        choices = [
+            self._choice(answer, echoes[answer.index] + answer.text, self._entries(answer, 0), 0, has_ended=True)
+            for answer in self._run.answers
+        ]
+        return Json(self._head | {"choices": choices, "usage": self._run.usage()})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yields server-sent events. Raises ApiError."""
         options, echoes = self._request.stream_options or StreamOptions(), await self._echoes()
         before = [len(echo) for echo in echoes]
         head = self._head | ({"usage": None} if options.include_usage else {})
         sent = [0] * len(echoes)  # log-probabilities of each answer
-        async with aclosing(self._exchange.events(self._request.logprobs, self._request.prompt_logprobs)) as events:
+        async with aclosing(self._run.events(*self._asked)) as events:
             async for answer, new in events:
                 if isinstance(new, PromptTokens):  # they come with the answer's first token
                     continue
@@ -138,53 +128,46 @@ class Completions:
                 if not (text or new is None or entries):
                     continue
                 if options.include_usage and options.continuous_usage_stats:
-                    head["usage"] = self._usage()
+                    head["usage"] = self._run.usage()
                 offset = before[answer.index] + len(answer.text) - len(text)
-                tokens = self._tokens(entries, offset)
                 sent[answer.index] += len(entries)
-                choice = self._choice(answer, text, answer.finish_reason if new is None else None, tokens)
+                choice = self._choice(answer, text, entries, offset, has_ended=new is None)
                 yield sse(head | {"choices": [choice]})
         if options.include_usage:
-            yield sse(head | {"choices": [], "usage": self._usage()})
+            yield sse(head | {"choices": [], "usage": self._run.usage()})
         yield DONE
 
     async def _echoes(self) -> list[str]:
         """The text before each choice's own."""
+        run = self._run
         if not self._request.echo:
-            return [""] * len(self._exchange.answers)
-        texts = [
-            prompt.text or await detokenize(self._gateway, prompt.token_ids.ids, "prompt") for prompt in self._prompts
-        ]
-        return [text for text in texts for _ in range(self._request.n or 1)]
+            return [""] * len(run.answers)
+        texts = [each.text or await detokenize(self._gateway, each.token_ids.ids, "prompt") for each in run.prompts]
+        return [text for text in texts for _ in range(run.count)]
 
     def _choice(
-        self, answer: WholeAnswer, text: str, finish_reason: str | None, tokens: dict[str, Any] | None
+        self, answer: WholeAnswer, text: str, entries: Sequence[dict[str, Any]], offset: int, has_ended: bool
     ) -> dict[str, Any]:
-        return {"index": answer.index, "text": text, "logprobs": tokens, "finish_reason": finish_reason}
+        tokens = None if self._request.logprobs is None else _tokens(entries, offset)
+        reason = answer.finish_reason if has_ended else None
+        return {"index": answer.index, "text": text, "logprobs": tokens, "finish_reason": reason}
 
     def _entries(self, answer: WholeAnswer, begin: int) -> list[dict[str, Any]]:
         """Log-probabilities from token `begin` on, in the chats' form; an echoed prompt's come first."""
-        prompt = self._exchange.answers[answer.index - answer.index % (self._request.n or 1)].prompt_tokens
+        prompt = self._run.answers[answer.index - answer.index % self._run.count].prompt_tokens
         return [*logprobs(prompt[begin:]), *answer.tokens[max(0, begin - len(prompt)) :]]
 
-    def _tokens(self, entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any] | None:
-        """Log-probabilities as lists. `offset` is the first token's, in characters. A prompt's first token has none."""
-        if self._request.logprobs is None:
-            return None
-        offsets = []
-        for entry in entries:
-            offsets.append(offset)
-            offset += len(entry["token"])
-        is_known = [not math.isnan(entry["logprob"]) for entry in entries]
-        tops = [{top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries]
-        return {
-            "tokens": [entry["token"] for entry in entries],
-            "token_logprobs": [
-                entry["logprob"] if known else None for entry, known in zip(entries, is_known, strict=True)
-            ],
-            "top_logprobs": [top if known else None for top, known in zip(tops, is_known, strict=True)],
-            "text_offset": offsets,
-        }
 
-    def _usage(self) -> dict[str, Any]:
-        return self._exchange.usage()
+def _tokens(entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any]:
+    """Log-probabilities as lists. `offset` is the first token's, in characters. A prompt's first token has none."""
+    offsets = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry["token"])
+    known = [None if math.isnan(entry["logprob"]) else entry for entry in entries]
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry and entry["logprob"] for entry in known],
+        "top_logprobs": [entry and {top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in known],
+        "text_offset": offsets,
+    }

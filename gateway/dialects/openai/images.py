@@ -12,8 +12,9 @@ from starlette.responses import Response
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import GeneratedImage, ImageGeneration, to_generation
+from gateway.answers.meter import Meter
 from gateway.errors import ApiError, invalid
-from gateway.http.connection import LAST_WORD_S, EventStream, admitted, named_sse, while_connected
+from gateway.http.connection import admitted, named_sse, respond
 from gateway.http.forms import FILE, is_form, page, read_form, read_json
 from gateway.http.json_writer import Json
 from gateway.media.check import MediaFile
@@ -43,8 +44,7 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     """Makes images from a prompt and other images; the body is a form."""
     if not is_form(http):
         raise ApiError(400, "the body must be multipart/form-data: images are sent as files", None, "invalid_form")
-    most = gateway.fetcher.limits.max_parts + 1
-    limit_s = gateway.settings.request_timeout_s
+    limit_s, most = gateway.settings.request_timeout_s, gateway.fetcher.limits.max_parts + 1
     request, files = await read_form(http, ImageRequest, limit_s, {"image", "mask"}, most)
     images, masks = files.get("image", []), files.get("mask", [])
     if not images:
@@ -60,14 +60,10 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
 async def _respond(
     http: Request, gateway: Gateway, request: ImageRequest, images: Sequence[MediaFile], mask: MediaFile | None
 ) -> Response:
-    http.state.log["stream"] = bool(request.stream)
-    generation = await to_generation(
-        gateway, request, images, mask, http.state.request_id, http.state.deadline, http.state.log
-    )
+    meter = Meter.of(http.state, gateway.settings.request_timeout_s)
+    generation = await to_generation(gateway, request, images, mask, meter)
     answer = ImageAnswer(generation, request, "image_edit" if images else "image_generation")
-    if request.stream:
-        return EventStream(answer.stream(), max(0.0, generation.deadline - time.monotonic()) + LAST_WORD_S)
-    return await while_connected(http.receive, answer.whole())
+    return await respond(http, answer, request.stream)
 
 
 class ImageAnswer:
@@ -78,7 +74,6 @@ class ImageAnswer:
         self._created = int(time.time())
 
     async def whole(self) -> Response:
-        """Raises ApiError."""
         async with aclosing(self._generation.finished()) as images:
             made = {image.output: image.pixels async for image in images}
         pixels = [made[i] for i in sorted(made)]
@@ -92,7 +87,6 @@ class ImageAnswer:
         return await asyncio.to_thread(Json, body)  # megabytes of text
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yields server-sent events. Raises ApiError."""
         wants_progress = bool(self._request.quartet and self._request.quartet.progress)
         left = self._request.n or 1
         last: dict[str, Any] = {}  # waits for the summary

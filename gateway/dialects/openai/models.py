@@ -46,7 +46,7 @@ def _answer_facts(gateway: Gateway) -> dict[str, Any]:
         "voices": pipeline.voices,
         "voice_cloning": bool(talker and talker.voice_sample_rate_hz),
         "languages": list(talker.languages) if talker else [],
-        "max_speech_characters": gateway.settings.max_speech_characters if gateway.reads_text else None,
+        "max_speech_characters": gateway.settings.max_speech_characters if talker and talker.reads_text else None,
         **{name: getattr(code2wav, name, None) for name in ("sample_rate_hz", "samples_per_frame", "trimmed_samples")},
     }
 

@@ -1,10 +1,10 @@
 """`POST /v1/audio/speech`: speech of a text, without a thinker."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Any, Literal
+from copy import deepcopy
+from typing import Annotated, Any, Literal, Self
 
 import pybase64
 from fastapi import APIRouter, Depends, Request
@@ -82,7 +82,7 @@ async def speak(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -
 
 
 async def _events(speech_run: "SpeechRun", pieces: Sequence[str]) -> AsyncGenerator[bytes, None]:
-    """The audio in OpenAI's events. Raises ApiError."""
+    """OpenAI's events. Raises ApiError."""
     async with aclosing(speech_run.file(pieces)) as made:
         async for piece in made:
             yield sse({"type": "speech.audio.delta", "audio": pybase64.b64encode_as_string(piece)})
@@ -90,60 +90,35 @@ async def _events(speech_run: "SpeechRun", pieces: Sequence[str]) -> AsyncGenera
 
 
 class SpeechRun:
-    """The speech of one text; `begin` makes it.
-
-    Args:
-        arrived: in `time.monotonic()`.
-        http: has the request's id and log fields.
-        text: the request's name of the text.
-
-    Attributes:
-        finish_reason: at the end "stop", or "length" where the talker's limit of frames ended a piece.
+    """The speech of one text, which the request calls `text`; `begin` makes it.
 
     Raises:
         ApiError: 400, there is no room for the text.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        settings: SpeechSettings,
-        plan: SpeakPlan,
-        arrived: float,
-        http: HTTPConnection,
-        text: str,
-    ) -> None:
-        self._gateway, self._settings = gateway, settings
-        state, timeout_s = http.state, gateway.settings.request_timeout_s
-        self._meter = Meter(state.request_id, timeout_s, state.log, arrived)
-        self._audio_bytes = self._text_tokens = self._frames = 0
-        self.finish_reason = "stop"
+    def __init__(self, gateway: Gateway, settings: SpeechSettings, plan: SpeakPlan, meter: Meter, text: str) -> None:
+        self._gateway, self._settings, self._meter = gateway, settings, meter
         # This request's names of members that errors name as a chat's.
         self._start, self._names = plan.start, {"audio.voice": "voice", "messages": text, **plan.names}
         self._start.sampling.CopyFrom(gateway.talker_sampling(settings.quartet.talker, settings.seed))
-        talker, code2wav = gateway.pipeline.info("talker"), gateway.pipeline.info("code2wav")
-        assert talker is not None
-        assert code2wav is not None
+        code2wav = gateway.known("code2wav")
         self.sample_rate_hz: int = code2wav.sample_rate_hz
-        self._most_bytes = _most_bytes(talker, code2wav, plan)
-        self._meter.log |= {"format": settings.response_format, **plan.log}
+        self._most_bytes = _most_bytes(gateway.known("talker"), code2wav, plan)
+        self._audio_bytes, self._spoken = 0, list[talker_pb2.SpeakSummary]()
+        meter.log |= {"format": settings.response_format, **plan.log}
 
     @classmethod
-    async def begin(
-        cls, gateway: Gateway, settings: SpeechSettings, http: HTTPConnection, text: str = "input"
-    ) -> "SpeechRun":
+    async def begin(cls, gateway: Gateway, settings: SpeechSettings, http: HTTPConnection, text: str = "input") -> Self:
         """Raises ApiError: the talker cannot speak so."""
-        arrived = time.monotonic()
+        meter = Meter(http.state.request_id, gateway.settings.request_timeout_s, http.state.log)
         gateway.stage_for("speech", settings.model)
-        talker, code2wav = gateway.pipeline.info("talker"), gateway.pipeline.info("code2wav")
-        if talker is None or code2wav is None:
-            raise gateway.not_known_yet("talker", "code2wav")
+        talker = gateway.known("talker")
         if not talker.reads_text:
             raise invalid("model", "its talker reads what its thinker writes only", "unsupported_model")
-        return cls(gateway, settings, await plan_speech(gateway, settings, talker, owner_of(http)), arrived, http, text)
+        return cls(gateway, settings, await plan_speech(gateway, settings, talker, owner_of(http)), meter, text)
 
     def cut(self, text: str) -> list[str]:
-        """Cuts `text` into pieces to speak. Raises ApiError: 400, it cannot be spoken."""
+        """The pieces to speak. Raises ApiError: 400, the text cannot be spoken."""
         self.check_length("input", len(text))
         pieces = cut(text, self._most_bytes)
         if not pieces:
@@ -159,9 +134,13 @@ class SpeechRun:
 
     @property
     def usage(self) -> dict[str, int]:
-        """Counts of text tokens and codec frames, at the end."""
-        read, made = self._text_tokens, self._frames
+        read, made = sum(piece.text_tokens for piece in self._spoken), sum(piece.frames for piece in self._spoken)
         return {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
+
+    @property
+    def finish_reason(self) -> str:
+        """Whether the talker's limit of frames ended a piece, in OpenAI's words."""
+        return "length" if any(piece.end == talker_pb2.SPEECH_END_LENGTH for piece in self._spoken) else "stop"
 
     async def file(self, pieces: Sequence[str | TypedText]) -> AsyncGenerator[bytes, None]:
         """Yields the audio of one piece of text after the other. Raises ApiError."""
@@ -174,16 +153,20 @@ class SpeechRun:
                         yield ready
         if rest := await asyncio.to_thread(stream.close):
             yield rest
-        self._finish()
+        metrics.spoken(self._audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz, self._meter.elapsed_s)
+        usage = self.usage
+        tokens = {"text_tokens": usage["input_tokens"], "frames": usage["output_tokens"]}
+        self._meter.log |= {**tokens, "finish_reason": self.finish_reason}
 
     async def _samples(self, piece: str | TypedText, suffix: str) -> AsyncGenerator[bytes, None]:
         """Yields PCM16."""
-        start = talker_pb2.SpeakStart()
-        start.CopyFrom(self._start)
-        typed = piece if isinstance(piece, TypedText) else None
-        start.text.text = "" if isinstance(piece, TypedText) else piece
+        start, typed = deepcopy(self._start), None
+        if isinstance(piece, TypedText):
+            typed = piece
+        else:
+            start.text.text = piece
         job = Job(f"{self._meter.request_id}{suffix}", speech(start), text=typed)
-        with in_own_terms(self._names):
+        with in_own_terms(lambda member: self._names.get(member, member)):
             async with aclosing(run(self._gateway.pipeline, [job], self._meter.left_s)) as events:
                 async for _, event in events:
                     if isinstance(event, AudioDelta):
@@ -191,28 +174,17 @@ class SpeechRun:
                         self._audio_bytes += len(event.pcm16)
                         yield event.pcm16
                     elif isinstance(event, Finished) and event.talker is not None:
-                        self._text_tokens += event.talker.text_tokens
-                        self._frames += event.talker.frames
-                        if event.talker.end == talker_pb2.SPEECH_END_LENGTH:
-                            self.finish_reason = "length"
-
-    def _finish(self) -> None:
-        metrics.spoken(self._audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz, self._meter.elapsed_s)
-        self._meter.log |= {
-            "text_tokens": self._text_tokens,
-            "frames": self._frames,
-            "finish_reason": self.finish_reason,
-        }
+                        self._spoken.append(event.talker)
 
 
 def nothing_to_say(param: str) -> ApiError:
-    """The 400 for a text without letters and digits."""
     return invalid(param, "has no letter and no digit: there is nothing to say")
 
 
 def _most_bytes(talker: server_info_pb2.TalkerInfo, code2wav: server_info_pb2.Code2WavInfo, plan: SpeakPlan) -> int:
     """UTF-8 bytes of a text whose slowest speech fits into the talker's positions and frames. Raises ApiError: 400, no
-    room is left."""
+    room is left.
+    """
     text, frames_per_second = plan.start.text, code2wav.sample_rate_hz / code2wav.samples_per_frame
     frames_per_byte = _SLOW_S_PER_BYTE * frames_per_second
     sample_text = plan.names.get("voice_sample.text", "ref_text")

@@ -29,21 +29,15 @@ class SessionConfig(SpeechSettings):
     """The first message: how to speak."""
 
     type: Literal["session.config"]
-    non_streaming_mode: bool | None = Field(
-        default=False, description="whether speech waits for the end of the text; null: the model's default"
-    )
+    non_streaming_mode: bool | None = Field(default=False, description="wait for all of the text; null: the model's")
 
 
 class InputTextMessage(Strict):
-    """More text."""
-
     type: Literal["input.text"]
     text: str
 
 
 class InputDoneMessage(Strict):
-    """The end of the text."""
-
     type: Literal["input.done"]
 
 
@@ -136,13 +130,12 @@ class _Session:
         async with aclosing(speech_run.file([self._text])) as pieces:
             async for piece in pieces:
                 await self._socket.send_bytes(piece)
-        await self._socket.send_json(
-            {"type": "audio.done", "finish_reason": speech_run.finish_reason, "usage": speech_run.usage}
-        )
+        end = {"finish_reason": speech_run.finish_reason, "usage": speech_run.usage}
+        await self._socket.send_json({"type": "audio.done", **end})
         await self._socket.send_json({"type": "session.done"})
 
     async def _message(self) -> Any:
-        """The client's next message. Raises ApiError: 400 naming the member at fault; WebSocketDisconnect."""
+        """Raises ApiError: 400 naming the member at fault; WebSocketDisconnect."""
         message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", WS_1000_NORMAL_CLOSURE))

@@ -11,11 +11,11 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.voice_options import MAX_SAMPLE_TEXT_CHARACTERS, voice_store_errors
-from gateway.answers.voice_store import UploadedVoice, VoiceExists, VoicesFull
+from gateway.answers.voice_store import UploadedVoice
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import FILE, page, read_form
-from gateway.media.fetch import MediaError
+from gateway.media.fetch import media_errors
 from gateway.media.voice_sample import as_flac, read_sample
 from gateway.validation import Strict
 from services.common.text import match_case
@@ -42,15 +42,9 @@ def _no_text(_: Any) -> None:
 class VoiceRequest(Strict):
     """A voice to be imitated: OpenAI's fields, and vLLM-Omni's `ref_text`."""
 
-    name: Annotated[str, AfterValidator(_name)] = Field(
-        description="1 to 64 letters, digits or . _ -; upper and lower case are the same"
-    )
-    consent: Annotated[str, AfterValidator(_words)] = Field(
-        description="who agreed to it: an id, or a text; it is kept"
-    )
-    ref_text: Annotated[str, AfterValidator(_words)] | None = Field(
-        default=None, description="what is said in the sample: the voice becomes more like it"
-    )
+    name: Annotated[str, AfterValidator(_name)] = Field(description="1 to 64 letters, digits or . _ -, in any case")
+    consent: Annotated[str, AfterValidator(_words)] = Field(description="who agreed to it: an id or a text; it is kept")
+    ref_text: Annotated[str, AfterValidator(_words)] | None = Field(default=None, description="what the sample says")
     type: Literal["audio_sample"] = "audio_sample"
     audio_sample: Annotated[None, BeforeValidator(_no_text)] = Field(
         default=None, description="a file of sound, 1 to 30 s of one voice, at most 10 MiB"
@@ -74,7 +68,8 @@ async def list_voices(http: Request) -> dict[str, Any]:
     names = gateway.pipeline.voices
     data = [{"id": name, "name": name, "object": "audio.voice", "default": i == 0} for i, name in enumerate(names)]
     uploaded: list[dict[str, Any]] = []
-    if _sample_rate_hz(gateway):
+    talker = gateway.pipeline.info("talker")
+    if talker is not None and talker.voice_sample_rate_hz:
         with voice_store_errors():
             uploaded = [_object(voice) for voice in await gateway.voices.all_of(owner_of(http))]
     return {
@@ -94,10 +89,8 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
         raise invalid("audio_sample", "required: a file of sound", "missing_required_parameter")
     if match_case(request.name, gateway.pipeline.voices) is not None:
         raise invalid("name", f"{request.name!r} is a voice of the model; choose another name")
-    try:
+    with media_errors("audio_sample"):
         samples = await asyncio.to_thread(read_sample, files["audio_sample"][0], rate_hz)
-    except MediaError as error:
-        raise invalid("audio_sample", str(error), "invalid_media") from None
     voice = UploadedVoice(
         id=f"voice_{uuid.uuid4().hex}",
         name=request.name,
@@ -107,7 +100,9 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
         created_at=int(time.time()),
         owner=owner_of(http),
     )
-    await _keep(gateway, voice, await asyncio.to_thread(as_flac, samples, rate_hz))
+    flac = await asyncio.to_thread(as_flac, samples, rate_hz)
+    with voice_store_errors():
+        await gateway.voices.add(voice, flac)
     http.state.log |= {"voice": voice.id, "voice_sample_s": round(voice.seconds, 2)}
     return {**_object(voice), "success": True, "voice": _object(voice)}
 
@@ -128,33 +123,11 @@ async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
     return {"id": found.id, "name": found.name, "object": "audio.voice.deleted", "deleted": True, "success": True}
 
 
-async def _keep(gateway: Gateway, voice: UploadedVoice, flac: bytes) -> None:
-    """Raises ApiError: the name exists, or there is no room."""
-    try:
-        with voice_store_errors():
-            await gateway.voices.add(voice, flac)
-    except VoiceExists:
-        message = f"name: there is a voice {voice.name!r}; delete it first, or choose another name"
-        raise ApiError(409, message, "name", "voice_exists") from None
-    except VoicesFull as full:
-        whose = "this API key has" if full.of_owner else "this server keeps"
-        more = "max_voices_per_key" if full.of_owner else "max_voices"
-        message = f"{whose} {full.most} voices, as many as may be; delete one, or have the operator raise {more}"
-        raise ApiError(400, message, None, "too_many_voices") from None
-
-
-def _sample_rate_hz(gateway: Gateway) -> int:
-    """0 if the talker imitates no voices, or was never reached."""
-    talker = gateway.pipeline.info("talker")
-    return talker.voice_sample_rate_hz if talker else 0
-
-
 def _require_cloning(gateway: Gateway) -> int:
     """Rate of voice samples. Raises ApiError: 501, nothing imitates voices; 503, not known yet."""
     stage = gateway.pipeline.output("speech")
-    if stage is not None and gateway.pipeline.info("talker") is None:
-        raise gateway.not_known_yet("talker")
-    if not (rate_hz := _sample_rate_hz(gateway)):
+    rate_hz = 0 if stage is None else gateway.known("talker").voice_sample_rate_hz
+    if not rate_hz:
         what = "this model imitates no voices: it has its own" if stage else "nothing here speaks"
         message = f"{what}; GET /v1/audio/voices lists them" if stage else what
         raise ApiError(501, message, None, "voice_cloning_unsupported")

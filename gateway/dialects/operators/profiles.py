@@ -5,7 +5,8 @@ import json
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,7 @@ router = APIRouter(tags=["operations"])
 class StartRequest(Strict):
     """Stages and duration of a profile; all members are optional."""
 
-    stages: list[str] | None = Field(
-        default=None, min_length=1, description="names of the pipeline's stages; default: all of them"
-    )
+    stages: list[str] | None = Field(default=None, min_length=1, description="names of stages; default: all of them")
     seconds: float | None = Field(default=None, gt=0, description="after which it ends by itself; default: 60")
 
 
@@ -49,11 +48,8 @@ async def start_profile(http: Request) -> Json:
     body = await http.body()
     request = await parsed(StartRequest, body) if body.strip() else StartRequest()
     profiling = gateway.profiling
-    try:
-        with in_own_terms({}):
-            answers = await profiling.start(profiling.replicas(request.stages), request.seconds or 0.0)
-    except ApiError as error:
-        raise _conflict(error) from error.__cause__
+    with _profile_errors():
+        answers = await profiling.start(profiling.replicas(request.stages), request.seconds or 0.0)
     stages: dict[str, dict[str, str]] = {}
     for replica, answer in answers.items():
         state = f"not recorded: {answer}" if isinstance(answer, StageError) else "recording"
@@ -77,11 +73,8 @@ async def stop_profile(http: Request) -> Response:
 async def _archive(gateway: Gateway) -> AsyncGenerator[bytes, None]:
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="quartet-profile-"))
     try:
-        try:
-            with in_own_terms({}):
-                fetched, own = await gateway.profiling.stop(directory)
-        except ApiError as error:
-            raise _conflict(error) from error.__cause__
+        with _profile_errors():
+            fetched, own = await gateway.profiling.stop(directory)
         description = await asyncio.to_thread(lambda: json.dumps(manifest(fetched, own)).encode())
         yield _header(MANIFEST, len(description)) + description + _padding(len(description))
         for path in [path for each in fetched if each.failure is None for _, path in each.files]:
@@ -106,14 +99,16 @@ def _padding(size_bytes: int) -> bytes:
     return bytes(-size_bytes % tarfile.BLOCKSIZE)
 
 
-def _conflict(error: ApiError) -> ApiError:
-    """Makes a 409 of a profile that runs already, or does not exist."""
-    match error.__cause__:
-        case AlreadyExists() as cause:
-            return ApiError(409, str(cause), None, "profile_running")
-        case NotFound() as cause:
-            return ApiError(409, str(cause), None, "no_profile")
-    return error
+@contextmanager
+def _profile_errors() -> Iterator[None]:
+    """Raises ApiError: a 409 for a profile that runs already, or does not exist."""
+    with in_own_terms():
+        try:
+            yield
+        except AlreadyExists as error:
+            raise ApiError(409, str(error), None, "profile_running") from error
+        except NotFound as error:
+            raise ApiError(409, str(error), None, "no_profile") from error
 
 
 @router.get("/v1/quartet/trace/{request_id}")
@@ -143,7 +138,7 @@ async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list
     # "ID-1" may be a part of this request, or another request with that id
     others = {span.request_id for span in found if span.request_id != request_id}
     to_unix_ns = monotonic_to_unix_ns()
-    own = [as_json(span.to_message(to_unix_ns)) | {"address": ""} for span in found if span.request_id not in others]
+    own = [as_json(span.to_message(to_unix_ns)) | {"address": ""} for span in found]
     replicas = gateway.profiling.replicas()
     answers = await asyncio.gather(*(_ask(replica, request_id) for replica in replicas))
     spans = [*own, *(span for answer in answers if isinstance(answer, list) for span in answer)]
@@ -152,12 +147,11 @@ async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list
         for replica, answer in zip(replicas, answers, strict=True)
         if isinstance(answer, StageError)
     ]
-    kept = [span for span in spans if span["request_id"] not in others]
-    return sorted(kept, key=_order), unreachable
+    return sorted((span for span in spans if span["request_id"] not in others), key=_order), unreachable
 
 
 def _order(span: dict[str, Any]) -> tuple[bool, float]:
-    """Sorts the gateway first, then by first output: all stages of an answer start at once."""
+    """The gateway first, then by first output: all stages of an answer start at once."""
     return span["stage"] != GATEWAY, span["first_output_us"] or span["start_us"]
 
 

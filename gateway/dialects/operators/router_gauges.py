@@ -10,29 +10,26 @@ from gateway.answers.gateway import Gateway
 
 # A registry of its own: a vLLM engine in this process removes its names from the common one.
 _REGISTRY = CollectorRegistry()
-_RUNNING = Gauge(
-    "vllm:num_requests_running", "Requests that the thinker's replicas work on", ["model_name"], registry=_REGISTRY
+
+
+def _gauge(name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(name, text, labels, registry=_REGISTRY)
+
+
+_RUNNING = _gauge("vllm:num_requests_running", "Requests that the thinker's replicas work on", "model_name")
+_WAITING = _gauge("vllm:num_requests_waiting", "Requests that wait in the thinker's replicas", "model_name")
+_KV_CACHE = _gauge(
+    "vllm:kv_cache_usage_perc", "Part of the thinker's KV cache in use, 0 to 1: mean of its replicas", "model_name"
 )
-_WAITING = Gauge(
-    "vllm:num_requests_waiting", "Requests that wait in the thinker's replicas", ["model_name"], registry=_REGISTRY
-)
-_KV_CACHE = Gauge(
-    "vllm:kv_cache_usage_perc",
-    "Part of the thinker's KV cache in use, 0 to 1: mean of its replicas",
-    ["model_name"],
-    registry=_REGISTRY,
-)
-_LORAS = Gauge(
+_LORAS = _gauge(
     "vllm:lora_requests_info",
     "Unix seconds; the labels have the adapters that are loaded, none of which waits",
-    ["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
-    registry=_REGISTRY,
+    *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
 )
-_CACHE = Gauge(
+_CACHE = _gauge(
     "vllm:cache_config_info",
     "1; the labels have the tokens of a block of the thinker's KV cache, and the blocks of all its replicas",
-    ["block_size", "num_gpu_blocks"],
-    registry=_REGISTRY,
+    *("block_size", "num_gpu_blocks"),
 )
 
 

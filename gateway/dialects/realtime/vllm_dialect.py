@@ -14,7 +14,6 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import LiveSound
 from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.request import TranscriptionRequest
-from gateway.answers.transcription.run import transcription_prompt
 from gateway.dialects.realtime import events
 from gateway.dialects.realtime.conversation.items import decode_base64
 from gateway.dialects.realtime.events import RealtimeError
@@ -78,8 +77,7 @@ class VllmDialect:
     async def _transcribe(self, sound: LiveSound) -> None:
         request = TranscriptionRequest(model=self._model)
         try:
-            prompt = transcription_prompt(None)
-            work = await transcribe(self._gateway, self._key, request, prompt, sound, self._send_delta)
+            work = await transcribe(self._gateway, self._key, request, sound, self._send_delta)
         except ApiError as error:
             self._fail(sound, error)
         except Exception as error:  # a bug: the session goes on

@@ -1,14 +1,13 @@
 """The conversation of a response, for the answer loop."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import to_jobs
 from gateway.answers.request import Tool
 from gateway.answers.turns import Dialog
-from gateway.dialects.responses.messages import Messages, chat_request, in_items_terms, last_picture
+from gateway.dialects.responses.messages import Messages, chat_request, last_picture, own_name
 from gateway.dialects.responses.output import OutputItem
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.spec import ResponseSpec
@@ -56,8 +55,8 @@ class ResponseDialog(Dialog):
     def last_image(self) -> str | None:
         return last_picture([item for _, item in (*self._context, *self._new())])
 
-    def in_own_terms(self) -> AbstractContextManager[None]:
-        return in_items_terms(lambda: (self._messages.places, self._places))
+    def own_name(self, member: str) -> str:
+        return own_name(member, self._messages.places, self._places)
 
     def _new(self) -> list[tuple[str, Item]]:
         return [("output", output.item) for output in self._outputs[self._added :]]

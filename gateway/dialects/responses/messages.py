@@ -2,8 +2,7 @@
 
 import base64
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +21,7 @@ from gateway.answers.tools.registry import TOOLS
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.responses.parts import Item, chat_parts, image_part
 from gateway.dialects.responses.schema import ResponseRequest, TextFormat
-from gateway.errors import ApiError, invalid
+from gateway.errors import invalid
 from gateway.pipeline.config import ThinkerSampling
 
 # Members that a chat has too, by the same name.
@@ -80,8 +79,7 @@ class Messages:
         return message
 
     def _call(self, place: str, call_id: str, name: str, arguments: str) -> None:
-        function = conversation.FunctionCall(name=name, arguments=arguments)
-        call = conversation.ToolCall(id=call_id, type="function", function=function)
+        call = conversation.ToolCall.of(call_id, name, arguments)
         message = self._assistant(place)
         message.tool_calls = [*(message.tool_calls or ()), call]
 
@@ -178,19 +176,8 @@ _NAMES = {
 }
 
 
-@contextmanager
-def in_items_terms(places: Callable[[], tuple[Sequence[str], Sequence[str]]]) -> Iterator[None]:
-    """Gives refusals of the chat request the names of the response's members; `places`: where in the request each
-    message and each tool is. Raises ApiError."""
-    try:
-        yield
-    except ApiError as error:
-        if error.param:
-            error.rename(_own_name(error.param, *places()))
-        raise
-
-
-def _own_name(param: str, places: Sequence[str], tool_places: Sequence[str]) -> str:
+def own_name(param: str, places: Sequence[str], tool_places: Sequence[str]) -> str:
+    """The response's name of a member of the chat request; the places are those of its messages and tools."""
     if match := _MESSAGE.match(param):
         place = places[int(match[1])] if int(match[1]) < len(places) else "input"
         return place + match[2] if place.startswith("input[") and "tool_calls" not in match[2] else place

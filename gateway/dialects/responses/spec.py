@@ -81,7 +81,7 @@ class ResponseSpec:
             "truncation": request.truncation or "disabled",
             "usage": usage_of(answers) if is_over and answers else None,
             "metadata": request.metadata or {},
-            "quartet": last.quartet() if last is not None and last.end is not None else None,
+            "quartet": last.quartet() if last is not None and last.has_ended else None,
         }
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from gateway.answers.request import FunctionTool, NamedFunction, Tool, ToolChoice
-from gateway.answers.tools.registry import TOOLS, HostedTool
+from gateway.answers.tools.calls import HostedTool
+from gateway.answers.tools.registry import TOOLS
 from gateway.dialects.responses.parts import Part, within
 from gateway.errors import invalid
 

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import grpc
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse
@@ -15,7 +14,7 @@ from gateway.http.forms import page, read_json
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
 from gateway.validation import Strict
-from quartet.v1 import thinker_pb2, thinker_pb2_grpc
+from quartet.v1 import thinker_pb2
 from services.common.errors import NotFound
 
 _FIELDS = {"name": "lora_name", "path": "lora_path"}
@@ -25,8 +24,6 @@ router = APIRouter(tags=["models"])
 
 
 class LoadRequest(Strict):
-    """An adapter to load."""
-
     lora_name: str = Field(min_length=1, description="what requests call it, as `model` or `lora`")
     lora_path: str = Field(min_length=1, description="its directory, in the one that the thinker's --lora-root names")
     load_inplace: bool = Field(default=False, description="not here: unload the other one first")
@@ -34,8 +31,6 @@ class LoadRequest(Strict):
 
 
 class UnloadRequest(Strict):
-    """An adapter to unload."""
-
     lora_name: str = Field(min_length=1)
     lora_int_id: int | None = Field(default=None, description="accepted; the name says it")
 
@@ -85,26 +80,19 @@ def _writer(gateway: Gateway) -> Stage:
     stage = gateway.pipeline.output("text")
     if stage is None:
         raise invalid("lora_name", "no thinker here: only that takes adapters this way", "unsupported_model")
-    with in_own_terms({}):
+    with in_own_terms():
         stage.require_serving()
     return stage
 
 
 async def _of_all(gateway: Gateway, replicas: list[Replica], method: str, message: Any) -> list[Any]:
     """Each replica's response to `message`, or its StageError."""
-
-    async def ask(replica: Replica) -> Any:
-        stub = thinker_pb2_grpc.ThinkerServiceStub(replica.channel)
-        try:
-            return await getattr(stub, method)(message, timeout=gateway.settings.request_timeout_s)
-        except grpc.aio.AioRpcError as error:
-            return replica.failure(error)
-
-    return await asyncio.gather(*map(ask, replicas))
+    calls = (replica.ask(method, message, gateway.settings.request_timeout_s) for replica in replicas)
+    return await asyncio.gather(*calls, return_exceptions=True)
 
 
 def _raise_first(failures: list[Exception]) -> None:
     """Raises ApiError for the first of `failures`, if any."""
-    with in_own_terms(_FIELDS):
+    with in_own_terms(lambda member: _FIELDS.get(member, member)):
         for failure in failures:
             raise failure

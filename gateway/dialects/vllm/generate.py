@@ -12,14 +12,13 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.answer import LEAST_LOGPROB, WholeAnswer
-from gateway.answers.completion import CompletionRun, Step
+from gateway.answers.completion import CompletionRun, RawSpeech, SpeechParams, Step
 from gateway.answers.conversation import MediaPart
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import Pending, attach_media, media_file
-from gateway.answers.raw_speech import RawSpeech, SpeechParams
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
-from gateway.http.connection import DONE, LAST_WORD_S, EventStream, admitted, owner_of, sse, while_connected
+from gateway.http.connection import DONE, admitted, drain, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
@@ -79,8 +78,6 @@ class GenerateRequest(Strict):
 
 
 class AbortRequest(Strict):
-    """Requests to cancel."""
-
     request_ids: list[str] = Field(min_length=1, max_length=1000)
 
 
@@ -114,14 +111,10 @@ class AbortRegistry:
 )
 async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues token ids with token ids."""
-    limit_s = gateway.settings.request_timeout_s
-    request = await read_json(http, GenerateRequest, limit_s)
+    request = await read_json(http, GenerateRequest, gateway.settings.request_timeout_s)
     request.check(gateway)
     prompt, media = await _prompt(gateway, request)
-    generation = Generation(gateway, request, http, prompt, media)
-    if request.stream:
-        return EventStream(generation.stream(), limit_s + LAST_WORD_S)
-    return await while_connected(http.receive, generation.whole())
+    return await respond(http, Generation(gateway, request, http, prompt, media), request.stream)
 
 
 @router.post("/inference/v1/abort_requests", openapi_extra=page(AbortRequest, "application/json", "{}"))
@@ -159,13 +152,12 @@ class Generation:
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
         self._aborts: AbortRegistry = http.app.state.generations
-        speech, stream, count = request.speech, bool(request.stream), sampling.n or 1
-        self._speech = None if speech is None else RawSpeech(gateway, speech, sampling.seed, stream)
-        self._exchange = CompletionRun(
-            gateway, sampling, http.state, [prompt], request.model, None, count, None, "token_ids", media, self._speech
+        asked, count = request.speech, sampling.n or 1
+        speech = None if asked is None else RawSpeech(gateway, asked, sampling.seed, bool(request.stream))
+        self._run = CompletionRun(
+            gateway, sampling, http.state, [prompt], request.model, count, "token_ids", media=media, speech=speech
         )
-        self._logprobs: list[list[dict[str, Any]]] = [[] for _ in self._exchange.answers]
-        http.state.log["stream"] = bool(request.stream)
+        self._logprobs: list[list[dict[str, Any]]] = [[] for _ in self._run.answers]
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
         """Yields samples until the request ends or is cancelled."""
@@ -173,83 +165,63 @@ class Generation:
             aborted = asyncio.ensure_future(abort.wait())
             asked = self._sampling.logprobs, self._sampling.prompt_logprobs
             try:
-                async with aclosing(self._exchange.events(*asked)) as events:
+                async with aclosing(self._run.events(*asked)) as events:
                     while (step := await _unless(aborted, anext(events, None))) is not None:
-                        self._take(step)
+                        answer, new = step
+                        if isinstance(new, TextDelta):
+                            self._logprobs[answer.index] += map(_logprob, new.delta.logprobs)
                         yield step
             finally:
                 aborted.cancel()
-        for answer in self._exchange.answers:
-            if answer.end is None:
+        for answer in self._run.answers:
+            if not answer.has_ended:
                 yield answer, None
 
-    def _take(self, step: Step) -> None:
-        answer, new = step
-        if isinstance(new, TextDelta):
-            self._logprobs[answer.index] += map(_logprob, new.delta.logprobs)
-
     async def whole(self) -> Response:
-        """Raises ApiError."""
-        async with aclosing(self._steps()) as steps:
-            async for _ in steps:
-                pass
-        choices = [self._choice(answer, 0, answer.text, ended=True) for answer in self._exchange.answers]
-        if self._speech is not None:
-            for choice, answer in zip(choices, self._exchange.answers, strict=True):
-                choice["speech"] = await self._speech.whole(answer)
-        returned = {} if self._sampling.prompt_logprobs is None else {"prompt_logprobs": self._prompt_logprobs()}
-        return Json(self._head() | {"choices": choices, **returned, "usage": self._exchange.usage()})
-
-    def _prompt_logprobs(self) -> list[dict[str, dict[str, Any]] | None]:
-        """Log-probabilities of the prompt's tokens by id, in vLLM's shape; None for the first."""
-        return [
-            None
-            if math.isnan(token.logprob)
-            else {
-                str(each.token_id): {
-                    "logprob": max(each.logprob, LEAST_LOGPROB),
-                    "rank": each.rank,
-                    "decoded_token": each.token,
-                }
-                for each in (token, *token.top)
-            }
-            for token in self._exchange.answers[0].prompt_tokens
-        ]
+        await drain(self._steps())
+        body = self._head() | {"choices": [], "usage": self._run.usage()}
+        for answer in self._run.answers:
+            choice = self._choice(answer, 0, answer.text, has_ended=True)
+            if self._run.speech is not None:
+                choice["speech"] = await self._run.speech.whole(answer)
+            body["choices"].append(choice)
+        if self._sampling.prompt_logprobs is not None:
+            body["prompt_logprobs"] = [_prompt_logprobs(token) for token in self._run.answers[0].prompt_tokens]
+        return Json(body)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The response as server-sent events. Raises ApiError."""
         options, head = self._request.stream_options or StreamOptions(), self._head()
-        returned = [0] * len(self._exchange.answers)  # tokens
+        returned = [0] * len(self._run.answers)  # tokens
         async with aclosing(self._steps()) as steps:
             async for answer, new in steps:
                 text = new.delta.text if isinstance(new, TextDelta) else ""
                 choice = self._choice(answer, returned[answer.index], text, new is None)
                 returned[answer.index] = len(answer.token_ids)
-                if self._speech is not None and not isinstance(new, TextDelta | PromptTokens):
-                    choice["speech"] = self._speech.end(answer) if new is None else self._speech.delta(new)
+                if self._run.speech is not None and not isinstance(new, TextDelta | PromptTokens):
+                    choice["speech"] = self._run.speech.end(answer) if new is None else self._run.speech.delta(new)
                 if options.include_usage and options.continuous_usage_stats:
-                    head["usage"] = self._exchange.usage()
+                    head["usage"] = self._run.usage()
                 if choice["token_ids"] or "speech" in choice or new is None:
                     yield sse(head | {"choices": [choice]})
         if options.include_usage:
-            yield sse(head | {"choices": [], "usage": self._exchange.usage()})
+            yield sse(head | {"choices": [], "usage": self._run.usage()})
         yield DONE
 
     def _head(self) -> dict[str, Any]:
         head: dict[str, Any] = {"request_id": self._id, "created": int(time.time())}
-        if self._speech is not None:
-            head["speech"] = self._speech.facts()
+        if self._run.speech is not None:
+            head["speech"] = self._run.speech.facts()
         return head | ({"prompt_token_ids": self._request.token_ids} if self._request.return_token_ids else {})
 
-    def _choice(self, answer: WholeAnswer, begin: int, text: str, ended: bool) -> dict[str, Any]:
+    def _choice(self, answer: WholeAnswer, begin: int, text: str, has_ended: bool) -> dict[str, Any]:
         """The choice from its `begin`th token on."""
         wants_logprobs = self._sampling.logprobs is not None
-        reason = answer.finish_reason if answer.end is not None else "abort"
+        reason = answer.finish_reason if answer.has_ended else "abort"
         return {
             "index": answer.index,
             "token_ids": answer.token_ids[begin:],
             "logprobs": {"content": self._logprobs[answer.index][begin:]} if wants_logprobs else None,
-            "finish_reason": reason if ended else None,
+            "finish_reason": reason if has_ended else None,
             **({"text": text} if self._request.output_mode == "text" else {}),
         }
 
@@ -268,3 +240,17 @@ async def _unless(stop: "asyncio.Future[Any]", work: Coroutine[Any, Any, Result]
 def _logprob(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
     entry = {"token_id": token.token_id, "logprob": max(token.logprob, LEAST_LOGPROB), "rank": token.rank}
     return entry | {"top_logprobs": [_logprob(other) for other in token.top]}
+
+
+def _prompt_logprobs(token: thinker_pb2.TokenLogprob) -> dict[str, dict[str, Any]] | None:
+    """A token of the prompt and its alternatives by id; None for the first token, which has none."""
+    if math.isnan(token.logprob):
+        return None
+    return {
+        str(each.token_id): {
+            "logprob": max(each.logprob, LEAST_LOGPROB),
+            "rank": each.rank,
+            "decoded_token": each.token,
+        }
+        for each in (token, *token.top)
+    }

@@ -34,8 +34,6 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
-    """Token ids."""
-
     model: str | None = Field(default=None, description="default: the one that writes")
     tokens: list[NotNegative]
 

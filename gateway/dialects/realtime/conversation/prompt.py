@@ -10,7 +10,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import MAX_START_BYTES, attach, fill_tools
 from gateway.answers.request import Tool
 from gateway.answers.tools.calls import arguments_of
-from gateway.answers.tools.image import ImageGenerator
+from gateway.answers.tools.registry import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.conversation.items import Item, SampledAnswer

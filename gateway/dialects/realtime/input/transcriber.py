@@ -14,7 +14,7 @@ from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import joined
 from gateway.answers.transcription.languages import language_of
 from gateway.answers.transcription.request import TranscriptionRequest
-from gateway.answers.transcription.run import TranscriptionRun, transcription_prompt
+from gateway.answers.transcription.run import TranscriptionRun
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.events import new_id
@@ -32,7 +32,6 @@ async def transcribe(
     gateway: Gateway,
     key: ApiKey | None,
     request: TranscriptionRequest,
-    instruction: str,
     sound: FileSound | LiveSound,
     send_delta: Callable[[str], None],
 ) -> TranscriptionRun:
@@ -41,7 +40,7 @@ async def transcribe(
     try:
         # as of any request, the key's rate is counted last: what the gateway refuses does not use it up
         with gateway.admission.admit(), nullcontext() if key is None else key.request():
-            work = TranscriptionRun(gateway, request, instruction, sound, fields["request_id"], fields)
+            work = TranscriptionRun(gateway, request, sound, fields["request_id"], fields)
             async with aclosing(work.deltas()) as deltas:
                 async for delta in deltas:
                     send_delta(delta)
@@ -104,15 +103,15 @@ class Transcriber:
     async def _transcribe(self, item: Item, settings: session_config.TranscriptionSettings, key: ApiKey | None) -> None:
         # the thinker's model, whatever the client asks for
         model = self._gateway.model_of(self._gateway.stage_for("text", None)) or ""
-        request = TranscriptionRequest(model=model, prompt=settings.prompt)
+        language = _language(settings.language)
+        request = TranscriptionRequest(model=model, prompt=settings.prompt, language=language)
         file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
         sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s)
-        instruction = transcription_prompt(_language(settings.language))
 
         def send_delta(delta: str) -> None:
             self._event(item, "delta", delta=delta)
 
-        work = await transcribe(self._gateway, key, request, instruction, sound, send_delta)
+        work = await transcribe(self._gateway, key, request, sound, send_delta)
         transcript = item.content[_PART]["transcript"] = joined(work.segments)
         self._event(item, "completed", transcript=transcript, usage=work.usage)
 
@@ -121,5 +120,5 @@ def _language(code: str | None) -> str | None:
     """The language's name; None if it is unknown: a client's default must not end its session."""
     try:
         return None if code is None else language_of(code)
-    except ApiError:
+    except ValueError:
         return None

@@ -6,7 +6,7 @@ import pybase64
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, image_url
-from gateway.answers.tools.image import ImageGenerator
+from gateway.answers.tools.registry import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
 from gateway.dialects.realtime.conversation.items import Item, new_item
 from gateway.dialects.realtime.events import RealtimeError

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.tools.image import ImageGenerator
+from gateway.answers.tools.registry import ImageGenerator
 from gateway.answers.turns import Dialog
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
@@ -39,8 +38,8 @@ class PromptDialog(Dialog):
     def last_image(self) -> str | None:
         return last_picture(self._items())
 
-    def in_own_terms(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def own_name(self, member: str) -> str:
+        return member
 
     def left_out(self, prompt_tokens: int) -> Sequence[Item]:
         """The items that later prompts leave out, after a first prompt of so many tokens: they begin where this one

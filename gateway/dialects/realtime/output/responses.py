@@ -31,7 +31,7 @@ from gateway.dialects.realtime.output.server_events import ResponseEnd, ServerEv
 from gateway.errors import ApiError, from_error, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE
-from gateway.pipeline.events import AudioDelta
+from gateway.pipeline.events import AudioDelta, Finished
 from quartet.v1 import server_info_pb2
 from services.common.errors import StageError
 from services.common.telemetry.spans import Span
@@ -200,7 +200,7 @@ class Response:
                         assert picture is not None
                         self._gate.add(picture.take(event))
                     case NextTurn():
-                        self._answer.end = None
+                        self._answer.end = Finished()
                         self._answer.take(event)
                         continue
                     case _:
