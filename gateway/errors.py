@@ -1,4 +1,4 @@
-"""Errors as clients see them, in the OpenAI API's body."""
+"""Errors as clients see them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,10 @@ class ApiError(Exception):
     """A refusal as the client sees it.
 
     Attributes:
-        status: HTTP status.
+        status: of HTTP.
         message: the fault and its remedy.
         param: request field at fault.
-        code: machine-readable reason.
         kind: OpenAI's `error.type`; default by status.
-        retry_after_s: seconds for the Retry-After header.
         log: fields for the log line, hidden from clients.
     """
 
@@ -41,7 +39,7 @@ class ApiError(Exception):
         self.log = {"code": self.code}
 
     def rename(self, param: str | None) -> None:
-        """Names another field of the request as the one at fault, `param`, in the message too."""
+        """Names another field as the one at fault, in the message too."""
         if self.param and param and self.message.startswith(self.param):
             self.message = param + self.message.removeprefix(self.param)
         self.param = param
@@ -56,13 +54,13 @@ def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
 
 
 def gateway_fault(where: str = "") -> ApiError:
-    """The 500 for a bug; `where` points into the log."""
+    """A bug; `where` points into the log."""
     message = f"internal error; the gateway's log has the details{where}"
     return ApiError(500, message, None, "internal_error")
 
 
 def from_error(kind: str, error: errors.StageError) -> ApiError:
-    """Makes a stage's error an ApiError. `kind` is the stage's kind or "gateway", unless the error has an `origin`."""
+    """`kind` is the stage's kind or "gateway", unless the error has an `origin`."""
     stage = error.origin or kind
     refusal = _api_error(stage, error)
     # a stage's reason for a refusal may quote the user
@@ -121,12 +119,10 @@ def request_field(stage: str, field: str) -> str:
 
 @contextmanager
 def in_own_terms(names: Mapping[str, str]) -> Iterator[None]:
-    """Renames the members in refusals to this endpoint's. Raises ApiError."""
+    """Turns errors of stages into ApiError, and renames the members in them to this endpoint's."""
     try:
         yield
     except errors.StageError as error:
         refusal = from_error("gateway", error)
-        if (own := names.get(refusal.param or "")) is not None:
-            refusal.message = refusal.message.replace(f"{refusal.param}:", f"{own}:", 1)
-            refusal.param = own
+        refusal.rename(names.get(refusal.param or "", refusal.param))
         raise refusal from error

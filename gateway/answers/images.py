@@ -129,7 +129,7 @@ async def load_images(gateway: Gateway, images: Sequence[MediaFile]) -> None:
         ApiError: 400 naming the first image that is at fault, or that exceeds the pixels of one request; 504, too slow.
     """
     await load_media(gateway.fetcher, images)
-    pixels, most = 0, gateway.fetcher.limits.max_request_image_pixels
+    pixels, most = 0, gateway.fetcher.limits.media_max_image_pixels
     for image in images:
         pixels += await asyncio.to_thread(image_pixels, image.content)
         if pixels > most:

@@ -277,7 +277,7 @@ async def test_sizes_that_a_format_has_not(gateway, monkeypatch, file_format, mo
 
 
 async def test_the_pixels_of_all_images_together(tmp_path):
-    async with running(DIT, jobs_dir=tmp_path, media_max_request_image_pixels=3000) as gateway:
+    async with running(DIT, jobs_dir=tmp_path, media_max_image_pixels=3000) as gateway:
 
         async def refused(*files) -> tuple[str, str]:
             error = (await gateway.http.post(EDIT, data=ASK, files=files)).json()["error"]

@@ -43,7 +43,7 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     """Makes images from a prompt and other images; the body is a form."""
     if not is_form(http):
         raise ApiError(400, "the body must be multipart/form-data: images are sent as files", None, "invalid_form")
-    most = gateway.fetcher.limits.max_parts + 1
+    most = gateway.fetcher.limits.media_max_parts + 1
     limit_s = gateway.settings.request_timeout_s
     request, files = await read_form(http, ImageRequest, limit_s, {"image", "mask"}, most)
     images, masks = files.get("image", []), files.get("mask", [])

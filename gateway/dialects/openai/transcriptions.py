@@ -63,7 +63,7 @@ def _work(
 ) -> TranscriptionRun:
     if request.stream and request.response_format not in ("json", "text"):
         raise invalid("stream", "only with response_format json or text")
-    if len(content) > (most := gateway.fetcher.limits.max_bytes):
+    if len(content) > (most := gateway.fetcher.limits.media_max_bytes):
         raise invalid("file", f"is larger than {most} bytes", "invalid_media")
     sound = FileSound(content, vad.pauses, gateway.settings.request_timeout_s)
     return TranscriptionRun(gateway, request, instruction, sound, http.state.request_id, http.state.log)

@@ -30,6 +30,7 @@ from gateway.listening.turn_model import TurnModel
 
 # Events that do not change the input of a speculative answer.
 _HARMLESS = (events.AudioAppend, events.ItemRetrieve, events.ResponseCancel)
+MAX_ITEMS = 1000  # of a session's conversation
 _MAX_SIDE_RESPONSES = 8  # out of band, at a time
 
 
@@ -40,7 +41,7 @@ class SessionHandler:
         self, gateway: Gateway, session: Session, outbox: Outbox, key: ApiKey | None, log: dict[str, Any]
     ) -> None:
         self._gateway, self._outbox, self._key, self._log = gateway, outbox, key, log
-        limits = ConversationLimits(gateway.settings.max_realtime_items, gateway.settings.max_realtime_bytes)
+        limits = ConversationLimits(MAX_ITEMS, gateway.settings.max_realtime_bytes)
         self.session, self.conversation = session, Conversation(limits)
         self.buffer = InputBuffer(session.input_format)
         self._active: Response | None = None
