@@ -145,10 +145,8 @@ def both(model: Path, scratch: Path, run_directory: Path | None) -> Iterator[tup
         with _sides(model, scratch, run_directory) as sides:
             yield sides
         return
-    # The gateway, which nobody asks anything, checks the health of the stages; seldom, so that it costs them nothing.
-    quiet = {"gateway": ["--health-interval-s=2"]}
     run_directory = scratch / "run"
-    options = LaunchOptions(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, quiet)
+    options = LaunchOptions(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory)
     with running(options), _sides(model, scratch, run_directory) as sides:
         yield sides
 

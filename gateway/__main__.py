@@ -31,7 +31,7 @@ _NOT_STARTED = 3  # exit status, e.g. as the port is taken: uvicorn has logged w
 
 
 def main() -> None:
-    """Serves until SIGTERM or SIGINT; running requests finish first."""
+    """Serves until SIGTERM or SIGINT."""
     settings, worker = GatewaySettings.load(), Worker.of_this_process()
     if worker is not None:
         settings = settings.of_one(worker.count)

@@ -1,4 +1,4 @@
-"""The ASGI application: endpoints, middleware, error bodies, health and metrics."""
+"""The ASGI application."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from gateway.access.api_keys import ApiKeys
@@ -37,7 +36,6 @@ from gateway.dialects.responses import endpoint as responses
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.vllm import adapters, generate, tokens
 from gateway.errors import ApiError
-from gateway.http.connection import ClientGone
 from gateway.http.csrf import OwnPagesOnly
 from gateway.http.json_writer import Json, error_response
 from gateway.http.middleware import BodyLimit, RequestContext, RequireKey
@@ -114,15 +112,7 @@ def create_app(
     credentials: Credentials | None = None,
     worker: Worker | None = None,
 ) -> FastAPI:
-    """The gateway of `pipeline`, whose stages it watches while it runs.
-
-    Args:
-        credentials: the gateway's own for the stages; None: no TLS.
-        worker: None: the only process.
-
-    Raises:
-        YamlError: the file of API keys cannot be used.
-    """
+    """The gateway of `pipeline`, with `credentials` for the stages. Raises YamlError: of the file of API keys."""
     spans = Spans()
     shared = SharedState() if worker is None else SharedState(worker.shared_file, worker.number)
     keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, shared)
@@ -138,7 +128,7 @@ def create_app(
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):
                 store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))
-                app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings.video_limits))
+                app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings))
             freeze_heap()
             yield
 
@@ -160,7 +150,6 @@ def create_app(
 def _add_endpoints(app: FastAPI, settings: GatewaySettings) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
-    app.add_exception_handler(ClientDisconnect, _client_disconnect)
     app.include_router(router)
     for module in _ENDPOINTS:
         app.include_router(module.router)
@@ -175,14 +164,9 @@ async def _api_error(http: Request, error: Exception) -> Response:
 
 
 async def _http_exception(http: Request, error: Exception) -> Response:
-    """Renders Starlette's refusals: no such path, no such method."""
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
     message = f"{http.method} {http.url.path}: {error.detail}"
     response = error_response(ApiError(error.status_code, message, None, code))
     response.headers.update(error.headers or {})
     return response
-
-
-async def _client_disconnect(http: Request, error: Exception) -> Response:
-    raise ClientGone from error

@@ -1,4 +1,4 @@
-"""Errors as clients see them, in the OpenAI API's body."""
+"""Errors as clients see them."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,12 +18,10 @@ class ApiError(Exception):
     """A refusal as the client sees it.
 
     Attributes:
-        status: HTTP status.
+        status: of HTTP.
         message: the fault and its remedy.
         param: request field at fault.
-        code: machine-readable reason.
         kind: OpenAI's `error.type`; default by status.
-        retry_after_s: seconds for the Retry-After header.
         log: fields for the log line, hidden from clients.
     """
 
@@ -56,13 +54,13 @@ def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
 
 
 def gateway_fault(where: str = "") -> ApiError:
-    """The 500 for a bug; `where` points into the log."""
+    """A bug; `where` points into the log."""
     message = f"internal error; the gateway's log has the details{where}"
     return ApiError(500, message, None, "internal_error")
 
 
 def from_error(kind: str, error: errors.StageError) -> ApiError:
-    """Makes a stage's error an ApiError. `kind` is the stage's kind or "gateway", unless the error has an `origin`."""
+    """`kind` is the stage's kind or "gateway", unless the error has an `origin`."""
     stage = error.origin or kind
     refusal = _api_error(stage, error)
     # a stage's reason for a refusal may quote the user

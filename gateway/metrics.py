@@ -69,7 +69,7 @@ SPECULATION_SAVED = Histogram(
 
 
 def came(metric: Histogram, elapsed_s: float, log: dict[str, Any]) -> None:
-    """Observes a request's first text (TTFT) or audio (TTFA), once for each log line."""
+    """Observes TTFT or TTFA, once for each log line."""
     name = {TTFT: "ttft_ms", TTFA: "ttfa_ms"}[metric]
     if name not in log:
         metric.observe(elapsed_s)
@@ -83,7 +83,7 @@ def spoken(audio_s: float, elapsed_s: float) -> None:
 
 
 def forget_replica(stage: str, replica: str) -> None:
-    """Drops the series of a replica that is gone: addresses would add up."""
+    """Drops a replica's series: addresses would add up."""
     for metric in (CHOSEN, LOAD):
         metric.remove_by_labels({"stage": stage, "replica": replica})
 

@@ -2,7 +2,6 @@
 
 import ipaddress
 import os
-from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -11,55 +10,13 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.pipelines import pipeline_file
-from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.rpc.settings import TlsSettings, words
 
 MIB = 1024 * 1024
-_UNLIMITED = 2**40
-
-
-@dataclass(frozen=True)
-class MediaLimits:
-    """Limits of the media in a request; the settings `media_*` explain them.
-
-    Attributes:
-        load_timeout_s: longest that all files of a request may take.
-    """
-
-    load_timeout_s: float
-    private_addresses: bool
-    fetch_timeout_s: float
-    max_redirects: int
-    max_parts: int
-    max_bytes: int
-    max_total_bytes: int
-    max_image_pixels: int
-    max_request_image_pixels: int
-    min_image_side_pixels: int
-    max_audio_s: float
-    max_video_s: float
-
-    def unlimited(self) -> Self:
-        """These limits for a trusted caller: any address, any number, size and length."""
-        sizes = (
-            *("max_parts", "max_bytes", "max_total_bytes", "max_audio_s", "max_video_s"),
-            *("max_image_pixels", "max_request_image_pixels"),
-        )
-        return replace(self, private_addresses=True, **dict.fromkeys(sizes, _UNLIMITED))
-
-
-@dataclass(frozen=True)
-class VideoLimits:
-    """How many videos are made, and how long they may take."""
-
-    max_running: int
-    max_queued: int
-    timeout_s: float
-    drain_timeout_s: float
 
 
 def _state_dir(name: str) -> Path | None:
-    """The user's directory for persistent state; None without a home."""
+    """None: the user has no home."""
     try:
         base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     except RuntimeError:
@@ -125,7 +82,6 @@ class GatewaySettings(TlsSettings):
         default=256, ge=0, description="realtime sessions at a time; each answer in one is a request beside"
     )
     realtime_session_s: float = Field(default=3600.0, gt=0, description="longest a realtime session may last")
-    max_realtime_items: int = Field(default=1000, ge=1, description="most items of a session's conversation")
     max_realtime_bytes: int = Field(
         default=128 * MIB, ge=1024, description="largest conversation of a session, sound and images included"
     )
@@ -142,8 +98,9 @@ class GatewaySettings(TlsSettings):
         description="ONNX file of a Smart Turn model (version 3), which says for semantic_vad whether a user has "
         "finished: install quartet[onnx]; default: semantic_vad goes by silence",
     )
-    audio_ttl_s: float = Field(default=3600.0, gt=0, description="how long a produced audio id can be referred to")
-    max_body_bytes: int = Field(default=256 * MIB, ge=1024, description="largest request body")
+    max_body_bytes: int = Field(
+        default=256 * MIB, ge=1024, description="largest request body; also all media files of a request together"
+    )
 
     jobs_dir: Path | None = Field(
         default_factory=partial(_state_dir, "jobs"),
@@ -181,26 +138,13 @@ class GatewaySettings(TlsSettings):
         description="all of them together; beyond, the longest unused of the key that has most goes first",
     )
 
-    health_interval_s: float = Field(default=0.25, gt=0, description="time between two health checks of a stage")
     health_timeout_s: float = Field(default=1.0, gt=0, description="a health check that takes longer has failed")
-    resolve_interval_s: float = Field(default=1.0, gt=0, description="time between two look-ups of a stage's host name")
-    affinity_max_imbalance: int = Field(
-        default=2,
-        ge=1,
-        description="requests by which the thinker's replica that has a conversation cached may be ahead of the least "
-        "loaded one, the new request counted; more of it trades even queues for cache hits",
-    )
 
     media_private_addresses: bool = Field(
         default=False, description="fetch media from private, loopback, link-local and reserved addresses too"
     )
-    media_fetch_timeout_s: float = Field(
-        default=20.0, gt=0, description="longest a media URL may take, redirects included"
-    )
-    media_max_redirects: int = Field(default=3, ge=0, description="redirects followed for a media URL")
     media_max_parts: int = Field(default=64, ge=1, description="most images, sounds and videos of a request")
     media_max_bytes: int = Field(default=128 * MIB, ge=1, description="largest media file")
-    media_max_total_bytes: int = Field(default=256 * MIB, ge=1, description="all media files of a request together")
     media_max_image_pixels: int = Field(
         default=64_000_000,
         ge=1,
@@ -209,29 +153,13 @@ class GatewaySettings(TlsSettings):
     media_max_request_image_pixels: int = Field(
         default=64_000_000,
         ge=1,
-        description="most pixels together of all images that a picture is made of: the stage holds them decoded at a "
-        "time, so the default is that of one image",
-    )
-    media_min_image_side_pixels: int = Field(
-        default=MIN_IMAGE_SIDE,
-        ge=1,
-        description="least width and height; an image of 1 or 3 pixels can be mistaken for its channels",
+        description="most pixels together of all images that an image is made of: the dit holds them decoded at a time",
     )
     media_max_audio_s: float = Field(default=2400.0, gt=0, description="longest sound")
     media_max_video_s: float = Field(default=1800.0, gt=0, description="longest video")
 
-    @property
-    def media_limits(self) -> MediaLimits:
-        names = [field.name for field in fields(MediaLimits) if field.name != "load_timeout_s"]
-        own = {name: getattr(self, f"media_{name}") for name in names}
-        return MediaLimits(load_timeout_s=self.request_timeout_s, **own)
-
-    @property
-    def video_limits(self) -> VideoLimits:
-        return VideoLimits(self.max_running_videos, self.max_queued_videos, self.video_timeout_s, self.drain_timeout_s)
-
     def of_one(self, workers: int) -> Self:
-        """One worker's settings: its share of the limits."""
+        """One worker's share of the limits."""
         parts = ("max_running_requests", "max_realtime_sessions")
         return self.model_copy(update={name: -(-getattr(self, name) // workers) for name in parts})
 

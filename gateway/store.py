@@ -1,4 +1,4 @@
-"""SQLite databases of data that outlives a request, on disk or in memory."""
+"""SQLite databases, on disk or in memory."""
 
 import asyncio
 import os
@@ -19,26 +19,24 @@ log = structlog.get_logger()
 
 
 class StoreError(Exception):
-    """The text says why the directory cannot be used, and what to do."""
+    """Says why the directory cannot be used, and what to do."""
 
 
 class Store:
     """One database, opened by its first use or by `async with`. Every change is on disk when its call returns.
 
     Args:
-        directory: made if it does not exist, readable by its owner only. None: memory.
+        directory: made for its owner only. None: memory.
 
     Attributes:
         name: file name without .sqlite.
-        setting: setting of the directory.
-        version: of the schema.
-        migrations: by version, statements that lead to the next.
-        pragmas: of the connection, beside `synchronous`.
+        setting: of the directory.
+        migrations: by version of the schema, from 1, statements that lead to the next.
+        pragmas: beside `synchronous`.
     """
 
     name: ClassVar[str]
     setting: ClassVar[str]
-    version: ClassVar[int] = 1
     schema: ClassVar[str]
     migrations: ClassVar[Mapping[int, str]] = {}
     pragmas: ClassVar[tuple[str, ...]] = ()
@@ -55,7 +53,7 @@ class Store:
         return self._directory
 
     def check(self) -> None:
-        """Raises StoreError if the directory cannot be used. Blocking; for a program's start."""
+        """Blocking. Raises StoreError: the directory cannot be used."""
         self._open()
         self._close()
 
@@ -90,10 +88,10 @@ class Store:
         return await self.run(lambda: self.database.execute(statement, values).fetchall())
 
     def take(self, opened: ExitStack) -> None:
-        """Claims the directory before the database is opened; `opened` releases the claim."""
+        """Claims the directory, before the database is opened; `opened` releases it."""
 
     def recover(self) -> None:
-        """Ends what an earlier process left unfinished."""
+        """Ends what an earlier process left."""
 
     def _open(self) -> None:
         if self._opened is not None:
@@ -117,7 +115,7 @@ class Store:
             self._opened = None
 
     def _file(self) -> Path | str:
-        """The database's file, private to its owner, or memory's name."""
+        """The file, private to its owner."""
         if self._directory is None:
             return ":memory:"
         file = self.directory / f"{self.name}.sqlite"
@@ -131,12 +129,13 @@ class Store:
         while version in self.migrations:
             self.database.executescript(self.migrations[version])
             version += 1
+        newest = 1 + len(self.migrations)
         if version == 0:
             self.database.executescript(self.schema)
-        elif version != self.version:
+        elif version != newest:
             raise StoreError(
                 f"{self.setting} {self._directory}: written by another version of the gateway (format {version}, not "
-                f"{self.version}); use another directory"
+                f"{newest}); use another directory"
             )
 
 
@@ -150,7 +149,7 @@ def required(directory: Path | None, setting: str, what: str) -> Path:
 
 @contextmanager
 def store_errors(fault: str) -> Iterator[None]:
-    """Turns a store's errors into a 500 that says `fault`. Raises ApiError."""
+    """Turns a store's errors into a 500 that says `fault`."""
     try:
         yield
     except (StoreError, sqlite3.Error) as error:

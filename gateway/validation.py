@@ -20,14 +20,22 @@ class Strict(BaseModel):
 
 
 def first_error(error: ValidationError) -> Any:
-    """The error to report, without its input, a possible secret. A misspelt key goes first: it causes missing ones."""
+    """The error to report, without its input, a possible secret. A misspelt key precedes the missing one."""
     return min(error.errors(include_input=False), key=lambda each: each["type"] != "extra_forbidden")
 
 
 def validated(model: type[Model], members: dict[str, Any], strict: bool | None = None) -> Model:
-    """Makes a `model` of the members. Raises ApiError: 400 naming the member at fault."""
+    """Raises ApiError: 400 naming the member at fault."""
     try:
         return model.model_validate(members, strict=strict)
+    except ValidationError as error:
+        raise _from_validation(error) from None
+
+
+def validated_json(model: type[Model], body: bytes | str) -> Model:
+    """Raises ApiError: 400 naming the member at fault."""
+    try:
+        return model.model_validate_json(body)
     except ValidationError as error:
         raise _from_validation(error) from None
 

@@ -14,19 +14,19 @@ KeyPath = tuple[str | int, ...]
 
 
 class YamlError(Exception):
-    """A file cannot be used; the text reads "FILE:LINE: fault and remedy"."""
+    """The text is "FILE:LINE: fault and remedy"."""
 
 
 @dataclass(frozen=True)
 class YamlSource:
-    """A parsed file. `lines` has the line (from 1) of each path of keys and indices."""
+    """A parsed file. `lines`, from 1, are by path of keys and indices."""
 
     file: Path
     data: Any
     lines: dict[KeyPath, int]
 
     def parse(self, model: type[Model], explain: Callable[[Any], str]) -> Model:
-        """Makes a `model` of the data. Raises YamlError with what `explain` makes of pydantic's error."""
+        """Raises YamlError with what `explain` makes of pydantic's error."""
         try:
             return model.model_validate(self.data)
         except ValidationError as error:
@@ -34,7 +34,7 @@ class YamlSource:
             raise self.error(first["loc"], explain(first)) from None
 
     def error(self, path: Sequence[str | int], what: str) -> YamlError:
-        """The error at the deepest key of `path` that is in the file."""
+        """At the deepest key of `path` that is in the file."""
         found: KeyPath = ()
         for name in path:
             if (*found, name) in self.lines:
@@ -43,7 +43,7 @@ class YamlSource:
 
 
 def read_yaml(file: Path, keys: str) -> YamlSource:
-    """Parses a mapping; errors name its `keys`. Raises YamlError: unreadable, no YAML, no mapping, or a key twice."""
+    """A mapping; `keys` describe it in errors. Raises YamlError: unreadable, no mapping, or a key twice."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

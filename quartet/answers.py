@@ -20,12 +20,7 @@ _FORMATS = ("wav", "flac", "mp3", "opus", "aac")
 
 @dataclass(frozen=True, eq=False)
 class Audio:
-    """Audio.
-
-    Attributes:
-        samples: (n,) int16, mono.
-        rate_hz: samples a second.
-    """
+    """Mono audio; `samples` are (n,) int16."""
 
     samples: np.ndarray
     rate_hz: int
@@ -36,7 +31,7 @@ class Audio:
 
     @property
     def float32(self) -> np.ndarray:
-        """The samples as (n,) float32, -1 to 1."""
+        """(n,) float32, -1 to 1."""
         return self.samples.astype(np.float32) / _PCM16_SCALE
 
     def save(self, path: str | Path) -> None:
@@ -52,7 +47,7 @@ class Audio:
         Path(path).write_bytes(self.encoded(kind))
 
     def encoded(self, kind: str) -> bytes:
-        """A whole file: "wav", "flac", "mp3", "opus" or "aac"."""
+        """A file: "wav", "flac", "mp3", "opus" or "aac"."""
         return encode_audio(self.samples.astype("<i2").tobytes(), self.rate_hz, kind)
 
     def _repr_html_(self) -> str:
@@ -65,11 +60,7 @@ class Audio:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """More text of an answer.
-
-    Attributes:
-        token_ids: new tokens of text and reasoning.
-    """
+    """More text of an answer; `token_ids` are of text and reasoning."""
 
     text: str
     token_ids: list[int]
@@ -88,13 +79,11 @@ class Answer:
     """The answer to one prompt. After a failure only `error` is set.
 
     Attributes:
-        text: the answer; of a model that only speaks, the spoken words.
+        text: of a model that only speaks, the spoken words.
         audio: the speech, if asked for.
-        images: of a model that makes images.
         token_ids: of reasoning and text.
         finish_reason: "stop", "length" or "tool_calls".
         usage: token counts, as in an HTTP answer.
-        reasoning: of a model that thinks.
         tool_calls: in OpenAI's form.
         logprobs: of each token, in OpenAI's form, if asked for.
         timings: milliseconds by stage and phase.
@@ -126,12 +115,12 @@ Event = TextDelta | AudioDelta | Answer
 
 @dataclass
 class AnswerBuilder(WholeAnswer):
-    """Builds an answer of events; its audio has `rate_hz`."""
+    """Builds an answer of events. `rate_hz` is its audio's."""
 
     rate_hz: int = 0
 
     def deltas(self, event: events.Event) -> Iterator[Event]:
-        """The caller's events for an event that was taken."""
+        """The caller's events for a taken one."""
         match event:
             case events.PromptRead(text=text) if text:
                 yield TextDelta(text, [])

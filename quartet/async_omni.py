@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -17,7 +16,7 @@ from quartet.answers import Answer, Event
 from quartet.client import Client, start
 from quartet.errors import Error, StartError
 from quartet.messages import Chat, Message, Prompt, PromptOptions, is_batch
-from quartet.system import Setup, close_when_forgotten, deployment_for
+from quartet.system import Setup, deployment_for
 
 CONCURRENCY = 64  # of one Omni; a stage takes 160 by default, running and queued
 TIMEOUT_S = 600.0
@@ -27,8 +26,8 @@ log = logging.getLogger("quartet")
 class AsyncOmni:
     """A model on stages, used from one event loop without HTTP.
 
-    `async with AsyncOmni(model) as omni:` starts the stages as `quartet up` does and ends them after the block. Without
-    the block the first call starts them; `close` or the end of the process ends them.
+    `async with AsyncOmni(model) as omni:` starts the stages as `quartet up` does, and ends them. Without the block the
+    first call starts them; `close` or the end of the process ends them.
 
     Args:
         model: checkpoint directory or hub id; None with `address`.
@@ -50,7 +49,8 @@ class AsyncOmni:
         self._process_id = os.getpid()
         self._deployment = deployment_for(model, setup)
         if self._deployment.processes is not None:
-            close_when_forgotten(self, self._deployment.processes)
+            # any thread may find the garbage, so nothing waits
+            weakref.finalize(self, self._deployment.processes.begin_to_close).atexit = False
         self._starting: asyncio.Task[Client] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -66,7 +66,7 @@ class AsyncOmni:
         await self.close()
 
     async def start(self) -> None:
-        """Returns when every stage serves; the other calls wait for this themselves. Raises StartError."""
+        """Returns when every stage serves; other calls wait for this. Raises StartError."""
         await self._client()
 
     async def close(self) -> None:
@@ -109,7 +109,7 @@ class AsyncOmni:
     async def generate(
         self, prompt: Any, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> Answer | list[Answer]:
-        """Answers `prompt`, or a list of prompts at the same time, in order. Cancelling frees every stage.
+        """Answers a prompt, or a list of prompts at the same time. Cancelling frees every stage.
 
         Args:
             prompt: a text, a message, a list of messages in OpenAI's form, or a list of texts and such lists.
@@ -117,8 +117,7 @@ class AsyncOmni:
             options: see `quartet.messages.PromptOptions`.
 
         Raises:
-            Error: the prompt cannot be answered, or an option is at fault. In a list, a prompt's error is in its
-                answer.
+            Error: the prompt cannot be answered, or an option is at fault. In a list the answer has it.
             StartError: the stages cannot be started.
         """
         client = await self._client()
@@ -158,10 +157,10 @@ class AsyncOmni:
     async def images(
         self, prompt: str, *, images: Sequence[Any] = (), mask: Any = None, **options: Any
     ) -> list[Image.Image]:
-        """Makes Pillow images from a prompt, by a pipeline with a dit.
+        """Makes images, by a pipeline with a dit.
 
         Args:
-            images: input images, for a model that edits: paths, bytes, Pillow images or arrays.
+            images: to edit: paths, bytes, Pillow images or arrays.
             mask: of the first of them.
             options: n, size ("WIDTHxHEIGHT"), seed, num_inference_steps, guidance_scale, negative_prompt, lora.
 
@@ -203,14 +202,8 @@ def _watch(task: "asyncio.Task[Client]", owner: Callable[[], object | None]) -> 
 @contextmanager
 def _bar(prompts: int, shown: bool | None) -> Iterator[Callable[[], None]]:
     """A bar on stderr; the yielded function counts an answer. None: only on a terminal."""
-    console = Console(file=sys.stderr)
-    columns = (
-        TextColumn("answers"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    console = Console(stderr=True)
+    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     hidden = not console.is_terminal if shown is None else not shown
     with Progress(*columns, console=console, disable=hidden) as progress:
         task = progress.add_task("", total=prompts)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -37,12 +37,18 @@ ATTEMPTS = 3  # a prompt that kills its stage each time must not do so forever
 _POLL_S = 0.1
 _FULL_S = 0.5  # wait after a full queue
 _HEALTH_TIMEOUT_S = 10.0  # a dead stage refuses connections at once; a slow one is not down
+# Limits protect a server from strangers. A stage says itself what it can hold.
+_LIMITS = (
+    *("max_body_bytes", "media_max_bytes", "media_max_parts"),
+    *("media_max_image_pixels", "media_max_request_image_pixels", "media_max_audio_s", "media_max_video_s"),
+)
+_UNLIMITED: dict[str, Any] = dict.fromkeys(_LIMITS, 2**40)
 log = logging.getLogger("quartet")
 Result = TypeVar("Result")
 
 
 async def start(deployment: Deployment, concurrency: int, timeout_s: float) -> "Client":
-    """Starts the stages, if they are this process's own, and connects to them. Raises StartError."""
+    """Starts own stages, and connects to the stages. Raises StartError."""
     if not structlog.is_configured():  # its default prints to stdout
         _log_by_logging()
     with as_start_errors():
@@ -54,14 +60,15 @@ async def start(deployment: Deployment, concurrency: int, timeout_s: float) -> "
         pipeline=deployment.pipeline,
         request_timeout_s=timeout_s,
         health_timeout_s=_HEALTH_TIMEOUT_S,
+        media_private_addresses=True,
+        **_UNLIMITED,
     )
-    # Limits protect a server from strangers. A stage says itself what it can hold.
-    files = OwnFiles(settings.media_limits.unlimited())
+    files = OwnFiles(settings)
     gateway = await Gateway(settings, config, Channels(credentials), fetcher=files).__aenter__()
     client = Client(gateway, files, deployment.processes is not None, concurrency)
     try:
         async with asyncio.timeout(REACH_S):
-            await client.until_serving(gateway.pipeline.by_name.values())
+            await client.until_serving()
     except TimeoutError:
         states = "; ".join(f"{name}: {stage.state}" for name, stage in gateway.pipeline.by_name.items())
         await client.close()
@@ -80,7 +87,7 @@ def _credentials(files: Tls) -> tls.Credentials | None:
 
 
 def _log_by_logging() -> None:
-    """Sends log lines to the logger "quartet": a library prints nothing itself."""
+    """Sends log lines to the logger "quartet": a library prints nothing."""
     structlog.configure(
         processors=[structlog.stdlib.filter_by_level, structlog.processors.KeyValueRenderer(key_order=["event"])],
         wrapper_class=structlog.stdlib.BoundLogger,
@@ -112,8 +119,8 @@ class Client:
     def _makes_images(self) -> bool:
         return not self._gateway.pipeline.answer and self._gateway.pipeline.output("image") is not None
 
-    async def until_serving(self, stages: Iterable[Stage]) -> None:
-        while not all(stage.serving for stage in stages):  # noqa: ASYNC110  there is no event for it
+    async def until_serving(self) -> None:
+        while not self._gateway.pipeline.ready:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(_POLL_S)
 
     def check(self, options: PromptOptions) -> None:
@@ -131,18 +138,17 @@ class Client:
             return validated(ChatCompletionRequest, {**given, "model": main})
 
     async def answer(self, prompt: Any, options: PromptOptions) -> Answer:
-        """The whole answer; retries a prompt whose stage was lost. Raises Error."""
-        async with self._places:
-            return await self._with_retries(lambda deadline: self._answer(prompt, options, deadline))
+        """Raises Error."""
 
-    async def _answer(self, prompt: Any, options: PromptOptions, deadline: float) -> Answer:
-        last: Answer | None = None
-        async with aclosing(self._events(prompt, options, deadline)) as events:
-            async for event in events:
-                if isinstance(event, Answer):
+        async def work(deadline: float) -> Answer:
+            last: Event | None = None
+            async with aclosing(self._events(prompt, options, deadline)) as events:
+                async for event in events:
                     last = event
-        assert last is not None
-        return last
+            assert isinstance(last, Answer)
+            return last
+
+        return await self._with_retries(work)
 
     async def stream(self, prompt: Any, options: PromptOptions) -> AsyncGenerator[Event, None]:
         """Raises Error."""
@@ -154,22 +160,23 @@ class Client:
         return time.monotonic() + self._gateway.settings.request_timeout_s
 
     async def _with_retries(self, work: Callable[[float], Awaitable[Result]]) -> Result:
-        """The result of `work`, which gets its deadline in `time.monotonic()`."""
-        deadline, losses = self._deadline(), 0
-        while True:
-            try:
-                return await work(deadline)
-            except Error as error:
-                losses += error.code == "stage_unavailable"
-                lost = error.code == "stage_unavailable" and self._restarts and losses < ATTEMPTS
-                if not lost and error.code != "queue_full":
-                    raise
+        """The result of `work`, which gets its deadline in `time.monotonic()`. Tries again after a loss."""
+        async with self._places:
+            deadline, losses = self._deadline(), 0
+            while True:
                 try:
-                    async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                        await asyncio.sleep(_FULL_S)  # a loss may not be known yet
-                        await self.until_serving(self._gateway.pipeline.by_name.values())
-                except TimeoutError:
-                    raise error from None
+                    return await work(deadline)
+                except Error as error:
+                    losses += error.code == "stage_unavailable"
+                    lost = error.code == "stage_unavailable" and self._restarts and losses < ATTEMPTS
+                    if not lost and error.code != "queue_full":
+                        raise
+                    try:
+                        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                            await asyncio.sleep(_FULL_S)  # a loss may not be known yet
+                            await self.until_serving()
+                    except TimeoutError:
+                        raise error from None
 
     async def _events(self, prompt: Any, options: PromptOptions, deadline: float) -> AsyncGenerator[Event, None]:
         given, files = members(prompt, options, self._speaks_only)
@@ -214,14 +221,8 @@ class Client:
             request = validated(ImageRequest, {**options, "prompt": prompt})
         if request.stream or request.partial_images:
             raise refused("stream", "the images come when they are finished; leave it out")
-        names = [f"images[{i}]" for i in range(len(images))] + (["mask"] if mask is not None else [])
-        given = [*images, *([mask] if mask is not None else [])]
-        parts = [each if isinstance(each, Media) else Media("image", each) for each in given]
-        loaded = [
-            MediaFile(name, "image", part.url or "", b"" if part.url else await asyncio.to_thread(part.file, name))
-            for name, part in zip(names, parts, strict=True)
-        ]
-        hole = loaded.pop() if mask is not None else None
+        loaded = [await _image_file(each, f"images[{i}]") for i, each in enumerate(images)]
+        hole = None if mask is None else await _image_file(mask, "mask")
 
         async def work(deadline: float) -> list[Image.Image]:
             with as_errors():
@@ -231,8 +232,7 @@ class Client:
                 )
                 return await _to_pillow(generation)
 
-        async with self._places:
-            return await self._with_retries(work)
+        return await self._with_retries(work)
 
     def _image_stage(self) -> Stage:
         with as_errors():
@@ -242,6 +242,11 @@ class Client:
 def _meter(request_id: str, deadline: float) -> Meter:
     """The meter of a request that ends at `deadline`, in `time.monotonic()`."""
     return Meter(request_id, max(0.0, deadline - time.monotonic()))
+
+
+async def _image_file(image: Any, name: str) -> MediaFile:
+    part = image if isinstance(image, Media) else Media("image", image)
+    return MediaFile(name, "image", part.url or "", b"" if part.url else await asyncio.to_thread(part.file, name))
 
 
 async def _to_pillow(generation: ImageGeneration) -> list[Image.Image]:

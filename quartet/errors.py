@@ -18,7 +18,7 @@ class Error(Exception):
     """A prompt could not be answered; the message says what is wrong and how to fix it.
 
     Attributes:
-        field: the option or message part at fault, e.g. "messages[0].content[1]"; None if none is.
+        field: option or message part at fault, e.g. "messages[0].content[1]".
         code: for programs, e.g. "invalid_value", "context_length_exceeded", "stage_unavailable".
     """
 
@@ -31,7 +31,7 @@ class Error(Exception):
 
 
 class StartError(Error):
-    """The stages cannot be started or reached; the message may end with part of a log."""
+    """The stages cannot be started or reached; the message may have part of a log."""
 
 
 def refused(field: str, reason: str) -> Error:
@@ -39,18 +39,17 @@ def refused(field: str, reason: str) -> Error:
 
 
 def from_api(refusal: ApiError) -> Error:
-    field = _OWN_NAMES.get(refusal.param or "", refusal.param)
-    message = (
-        refusal.message if field == refusal.param else refusal.message.replace(f"{refusal.param}:", f"{field}:", 1)
-    )
+    if refusal.param is not None:
+        refusal.rename(_OWN_NAMES.get(refusal.param, refusal.param))
+    message = refusal.message
     if refusal.status == 500 and (detail := refusal.log.get("error")):  # the caller owns the stages and may see it
         message = f"{message}: {detail}"
-    return Error(message, field, refusal.code)
+    return Error(message, refusal.param, refusal.code)
 
 
 @contextmanager
 def as_errors() -> Iterator[None]:
-    """Turns errors of the gateway and the stages into `Error`."""
+    """Turns errors of gateway and stages into `Error`."""
     try:
         yield
     except ApiError as refusal:
@@ -61,7 +60,7 @@ def as_errors() -> Iterator[None]:
 
 @contextmanager
 def as_start_errors() -> Iterator[None]:
-    """Turns errors of a system's start into `StartError`, with Python's arguments in place of flags."""
+    """Turns errors of a start into `StartError`, with Python's arguments in place of flags."""
     try:
         yield
     except (CommandError, YamlError) as error:

@@ -1,6 +1,8 @@
 """An event loop in its own thread."""
 
 import asyncio
+import atexit
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -10,14 +12,27 @@ Result = TypeVar("Result")
 
 
 class LoopThread:
-    """Runs coroutines for other threads, until `end`.
+    """Runs coroutines for other threads, until `end` or the interpreter's exit. A fork has no such thread.
 
-    The thread is a daemon: processes that it starts must end before the interpreter does."""
+    `last` runs at the end, e.g. to end processes."""
 
-    def __init__(self, name: str, factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
-        self.loop = factory()
+    def __init__(
+        self,
+        name: str,
+        factory: Callable[[], asyncio.AbstractEventLoop],
+        last: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.loop, self._last = factory(), last
+        self._process_id = os.getpid()
+        self._ending: Future[None] | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
+        _threads[self] = None
+
+    @property
+    def is_ours(self) -> bool:
+        """False in a fork."""
+        return self._process_id == os.getpid()
 
     @property
     def is_current(self) -> bool:
@@ -28,7 +43,7 @@ class LoopThread:
         return not self._thread.is_alive()
 
     def begin(self, coroutine: Coroutine[Any, Any, Result]) -> "Future[Result]":
-        """Starts `coroutine`; cancelling the future cancels it. Raises RuntimeError: the thread has ended."""
+        """Starts `coroutine`; cancelling the future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -56,21 +71,21 @@ class LoopThread:
                 outcome.exception()  # waits
             raise
 
-    def end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs `last`, then ends the thread. Does not wait; may be called in the thread."""
+    def end(self) -> None:
+        """Ends the thread without waiting. For any thread, also this one; may be called again."""
 
         async def finish() -> None:
             try:
-                await last()
+                await self._last()
             finally:
                 self.loop.stop()
 
-        if not self.has_ended:
-            self.loop.call_soon_threadsafe(lambda: setattr(self, "_last", self.loop.create_task(finish())))
+        if self.is_ours and self._ending is None:
+            self._ending = self.begin(finish())
 
     def join(self) -> None:
         """Waits for the thread's end; returns at once in the thread itself."""
-        if not self.is_current:
+        if self.is_ours and not self.is_current:
             self._thread.join()
 
     def _serve(self) -> None:
@@ -84,6 +99,19 @@ class LoopThread:
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         finally:
             self.loop.close()
+            del _threads[self]
+
+
+_threads: dict[LoopThread, None] = {}  # in the order of their start
+
+
+@atexit.register
+def _end_all() -> None:
+    threads = list(reversed(_threads))
+    for thread in threads:
+        thread.end()
+    for thread in threads:
+        thread.join()
 
 
 def _pass_on(task: "asyncio.Task[Result]", outcome: "Future[Result]") -> None:

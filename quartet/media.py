@@ -1,4 +1,4 @@
-"""Images, audio and videos in prompts: files, bytes, arrays and Pillow images, beside URLs."""
+"""Images, audio and videos in prompts."""
 
 import io
 import mimetypes
@@ -14,12 +14,12 @@ import soundfile
 from PIL import Image
 
 from gateway.media.fetch import Fetcher
-from gateway.settings import MediaLimits
+from gateway.settings import GatewaySettings
 from quartet.answers import Audio
 from quartet.errors import refused
 
 Kind = Literal["image", "audio", "video"]
-_KINDS: tuple[Kind, ...] = ("image", "audio", "video")
+KINDS: tuple[Kind, ...] = ("image", "audio", "video")
 _REMOTE = ("https://", "http://", "data:")
 _SCHEME = "quartet:"  # of files that came with a prompt; no URL that is fetched has it
 _PNG_MODES = ("1", "L", "LA", "I", "P", "RGB", "RGBA")
@@ -27,12 +27,7 @@ _PNG_MODES = ("1", "L", "LA", "I", "P", "RGB", "RGBA")
 
 @dataclass(frozen=True, eq=False)
 class Media:
-    """A media part of a message; see `image`, `audio` and `video`.
-
-    Attributes:
-        source: a URL, a path, a file's bytes, a Pillow image or an array.
-        rate_hz: samples a second, of an array.
-    """
+    """A media part of a message; see `image`, `audio` and `video`. `rate_hz` is of an array."""
 
     kind: Kind
     source: Any
@@ -92,7 +87,7 @@ def video(source: Any) -> Media:
 
 
 def media_of(value: Any, field: str) -> Media:
-    """Infers the part of a message from a value. Raises Error: the kind is unclear."""
+    """Raises Error: the kind is unclear."""
     if isinstance(value, Media):
         return value
     if isinstance(value, Image.Image):
@@ -105,7 +100,7 @@ def media_of(value: Any, field: str) -> Media:
         return image(value)
     if isinstance(value, Path):
         guessed = (mimetypes.guess_type(value.name)[0] or "").partition("/")[0]
-        for kind in _KINDS:
+        for kind in KINDS:
             if kind == guessed:
                 return Media(kind, value)
     raise refused(
@@ -143,9 +138,9 @@ def _wav(samples: np.ndarray, rate_hz: int | None, field: str) -> bytes:
 
 
 class OwnFiles(Fetcher):
-    """A fetcher that also serves the files of prompts."""
+    """Also serves the files of prompts."""
 
-    def __init__(self, limits: MediaLimits) -> None:
+    def __init__(self, limits: GatewaySettings) -> None:
         super().__init__(limits)
         self._files: dict[str, bytes] = {}
 
@@ -156,7 +151,7 @@ class OwnFiles(Fetcher):
 
     @contextmanager
     def holding(self, files: Sequence[bytes]):
-        """Yields URLs of `files` that are valid in the block."""
+        """Yields URLs of `files`, valid in the block."""
         urls = [f"{_SCHEME}{uuid.uuid4().hex}" for _ in files]
         self._files.update(zip(urls, files, strict=True))
         try:

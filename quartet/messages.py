@@ -1,11 +1,11 @@
-"""Prompts: a text, or a chat in OpenAI's form with files, arrays and Pillow images."""
+"""Prompts: texts, and chats in OpenAI's form with files, arrays and Pillow images."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from quartet.answers import Answer
 from quartet.errors import refused
-from quartet.media import Kind, Media, audio, media_of
+from quartet.media import KINDS, Kind, Media, audio, media_of
 
 Message = Mapping[str, Any]
 Prompt = str | Message | Sequence[Message]
@@ -16,7 +16,7 @@ class PromptOptions(TypedDict, total=False):
 
     Attributes:
         speech: whether to speak the answer: `modalities` ["text", "audio"].
-        voice: one of the model's voices.
+        voice: one of the model's.
         images, audios, videos: beside a text: URLs, paths, bytes, arrays, ...; see quartet.image.
     """
 
@@ -51,7 +51,6 @@ class PromptOptions(TypedDict, total=False):
     quartet: dict[str, Any]
 
 
-_MEDIA: dict[str, Kind] = {"images": "image", "audios": "audio", "videos": "video"}
 _NOT_HERE = {
     "model": "an adapter is asked for by lora; the model is that of the stages",
     "n": "give the prompt as often as you want answers, each with a seed of its own",
@@ -62,13 +61,13 @@ _NOT_HERE = {
 
 
 class Chat(list[dict[str, Any]]):
-    """A conversation, given as a prompt: a list of messages that grows turn by turn."""
+    """A conversation as a prompt, which grows turn by turn."""
 
     def __init__(self, system: str | None = None) -> None:
         super().__init__([] if system is None else [{"role": "system", "content": system}])
 
     def user(self, *parts: Any) -> "Chat":
-        """Adds the user's texts, paths, Pillow images, arrays, quartet.image(...), ..."""
+        """Adds texts, paths, Pillow images, arrays, quartet.image(...), ..."""
         self.append({"role": "user", "content": list(parts)})
         return self
 
@@ -78,13 +77,13 @@ class Chat(list[dict[str, Any]]):
         return self
 
     def tool(self, tool_call_id: str, result: str) -> "Chat":
-        """Adds the result of a tool call in the last answer."""
+        """Adds the result of a tool call."""
         self.append({"role": "tool", "tool_call_id": tool_call_id, "content": result})
         return self
 
 
 def is_batch(prompt: Any) -> bool:
-    """Whether this is a list of prompts. A list of messages is one prompt."""
+    """A list of messages is one prompt."""
     if isinstance(prompt, str | Mapping | Chat) or not isinstance(prompt, Sequence):
         return False
     return not prompt or not all(isinstance(item, Mapping) for item in prompt)
@@ -93,23 +92,21 @@ def is_batch(prompt: Any) -> bool:
 def members(
     prompt: Any, options: PromptOptions, speaks_only: bool
 ) -> tuple[dict[str, Any], list[tuple[str, Media, dict]]]:
-    """Makes (members of a chat request without model, files).
-
-    Each file is (place, media, the member whose "url" it fills).
+    """(members of a chat request without model, files). A file is (place, media, the member whose "url" it fills).
 
     Raises:
-        Error: naming the option or the part of a message at fault.
+        Error: naming the option or message part at fault.
     """
     given: dict[str, Any] = dict(options)
     for name, remedy in _NOT_HERE.items():
         if name in given:
             raise refused(name, f"not taken here: {remedy}")
     files: list[tuple[str, Media, dict]] = []
-    beside = [_beside(kind, each) for name, kind in _MEDIA.items() for each in given.pop(name, None) or ()]
+    beside = [_beside(kind, each) for kind in KINDS for each in given.pop(f"{kind}s", None) or ()]
     if isinstance(prompt, str):
         messages: list[Any] = [{"role": "user", "content": [*beside, prompt] if beside else prompt}]
     elif beside:
-        raise refused(_name_of(beside[0]), "only beside a text; in a chat, put it into a message's content")
+        raise refused(f"{beside[0].kind}s", "only beside a text; in a chat, put it into a message's content")
     elif isinstance(prompt, Mapping):
         messages = [prompt]
     elif isinstance(prompt, Sequence) and all(isinstance(each, Mapping) for each in prompt):
@@ -131,10 +128,6 @@ def _beside(kind: Kind, given: Any) -> Media:
     if isinstance(given, Media):
         return given
     return audio(given) if kind == "audio" else Media(kind, given)
-
-
-def _name_of(part: Media) -> str:
-    return next(name for name, kind in _MEDIA.items() if kind == part.kind)
 
 
 def _message(message: Message, place: str, files: list[tuple[str, Media, dict]]) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """The stages of an Omni: its own, or others that run already."""
 
 import asyncio
-import atexit
 import json
 import logging
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -29,10 +27,9 @@ class Setup(TypedDict, total=False):
     Attributes:
         pipeline: YAML file, or name of a shipped one; default: that of the model's family, or of `address`.
         dit_model: checkpoint of a dit beside other stages.
-        stages: settings of stages to start, by kind: {"thinker": {"max_model_len": 8192}}; docs/services.md lists them.
+        stages: settings of stages to start, by kind: {"thinker": {"max_model_len": 8192}}; see docs/services.md.
         run_directory: for logs and state.json; default: a temporary one.
-        address: running stages: {"thinker": "host:port", ...} by their names in the pipeline, or a `quartet up
-            --run-dir` directory.
+        address: running stages: {"thinker": "host:port", ...} by name, or a directory of `quartet up --run-dir`.
         tls: certificates for the stages.
         concurrency: prompts at a time; more wait. Default 64.
         timeout_s: longest time of a prompt, a stage's restart included. Default 600.
@@ -53,9 +50,9 @@ class Deployment:
     """Stages in use.
 
     Attributes:
-        pipeline: its YAML file.
-        addresses: of stages by name; others have the file's.
-        processes: the stages started here.
+        pipeline: YAML file.
+        addresses: by stage; others have the file's.
+        processes: stages started here.
     """
 
     pipeline: Path
@@ -65,74 +62,39 @@ class Deployment:
 
 
 class StageProcesses:
-    """Stages of our own, supervised in a thread.
-
-    Linux kills a child when the thread that started it ends (PR_SET_PDEATHSIG): this thread lives as long as the
-    stages.
+    """Stages of our own, supervised in a thread, whose end would kill them (PR_SET_PDEATHSIG).
 
     Raises:
         CommandError: the options do not fit, or name what cannot be used.
     """
 
     def __init__(self, options: LaunchOptions) -> None:
-        self._process_id = os.getpid()
         self._supervisor = Supervisor(options, progress=_log_progress)
-        self._thread = LoopThread("quartet-stages", asyncio.new_event_loop)
+        self._thread = LoopThread("quartet-stages", asyncio.new_event_loop, self._stop)
         self._starting: Future[None] | None = None
-        self._closing = False
         self.addresses, self.run_directory = self._supervisor.addresses, self._supervisor.run_directory
-        _running.add(self)
 
     async def start(self) -> None:
-        """Returns when all stages serve; a stage that dies later is restarted.
-
-        Raises:
-            LaunchError: a stage ended before all served.
-        """
+        """Returns when all stages serve. Raises LaunchError: a stage ended before."""
         self._starting = self._thread.begin(self._supervisor.start())
         await asyncio.wrap_future(self._starting)
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this process started them: a fork has no thread for them."""
-        return self._process_id == os.getpid()
-
     def begin_to_close(self) -> None:
         """Stops the stages without waiting. For any thread; may be called again."""
-        if self._closing or not self.is_ours:
-            return
-        self._closing = True
-        if self._starting is not None:
-            self._starting.cancel()
-        self._thread.end(self._stop)
+        self._thread.end()
 
     async def _stop(self) -> None:
+        if self._starting is not None:
+            self._starting.cancel()
         await self._supervisor.stop()
-        _running.discard(self)
-
-    def wait_closed(self) -> None:
-        """Waits for their end. Blocking."""
-        if self.is_ours:
-            self._thread.join()
 
     async def closed(self) -> None:
-        while self.is_ours and not self._thread.has_ended:  # noqa: ASYNC110  there is no event for it
+        while not self._thread.has_ended:  # noqa: ASYNC110  there is no event for it
             await asyncio.sleep(0.02)  # no thread can be started at the interpreter's exit
 
 
-_running: set[StageProcesses] = set()
-
-
-@atexit.register
-def _close_all() -> None:
-    for processes in list(_running):
-        processes.begin_to_close()
-    for processes in list(_running):
-        processes.wait_closed()
-
-
 def deployment_for(model: str | os.PathLike[str] | None, setup: Setup) -> Deployment:
-    """The deployment that the caller describes; its own stages are not started yet.
+    """The deployment that the caller describes, not started yet.
 
     Raises:
         StartError: the arguments contradict each other, or name what cannot be used.
@@ -202,8 +164,3 @@ def _running_deployment(run_directory: Path, named: str | Path | None, tls: Tls)
 
 def _log_progress(name: str, what: str) -> None:
     (log.info if what == "ready" else log.warning)("%s %s", name, what)
-
-
-def close_when_forgotten(owner: object, processes: StageProcesses) -> None:
-    """Stops the stages when `owner` is garbage; any thread may find that, so nothing waits."""
-    weakref.finalize(owner, processes.begin_to_close).atexit = False

@@ -1,4 +1,4 @@
-"""API keys: their file, which is read again when it changes, and their limits."""
+"""API keys: their file and their limits."""
 
 import asyncio
 import hashlib
@@ -34,8 +34,6 @@ log = structlog.get_logger()
 
 
 class ApiKeyEntry(Strict):
-    """A key in the file."""
-
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = Field(
         description="in logs and metrics; letters, digits and . _ -"
     )
@@ -54,23 +52,22 @@ class ApiKeyFile(Strict):
 
 
 def new_key() -> str:
-    """A new key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
 
 
 def digest(key: str) -> str:
-    """SHA-256, hexadecimal. Slow salted hashes protect guessable passwords; nobody can guess 256 random bits."""
+    """SHA-256, hexadecimal: nobody can guess 256 random bits, so no slow salted hash is needed."""
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).hexdigest()
 
 
 def bearer_of(headers: Mapping[str, str]) -> str:
-    """The key in the Authorization header, or ""."""
+    """The Authorization header's key, or ""."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     return credentials.strip() if scheme.lower() == "bearer" else ""
 
 
 def read_key_file(file: Path) -> list[ApiKeyEntry]:
-    """Reads the keys. Raises YamlError, without repeating a hash."""
+    """Raises YamlError, which repeats no hash."""
     source = read_yaml(file, "key `keys`, a list of what `quartet key` prints")
     entries = source.parse(ApiKeyFile, _explain).keys
     _check_unique(source, entries)
@@ -99,7 +96,7 @@ def _check_unique(source: YamlSource, entries: list[ApiKeyEntry]) -> None:
 
 
 class ApiKey:
-    """A usable key and its use of its limits. `entry` is the file's current one; the name never changes."""
+    """A key and the use of its limits. `entry` is the file's current one."""
 
     def __init__(self, entry: ApiKeyEntry, shared: SharedState | None = None) -> None:
         self.entry, self.name = entry, entry.name
@@ -108,32 +105,29 @@ class ApiKey:
 
     @contextmanager
     def request(self) -> Iterator[ExitStack]:
-        """Holds one of the key's slots; `pop_all` takes it along for work that outlives the request.
+        """Holds a slot of the key; `pop_all` takes it along for work that outlives the request.
 
         Raises:
             ApiError: 429, a limit of the key is reached.
         """
-        with self._place(self._check) as place:
+        with self._place(self._check_concurrency, self._check_rate) as place:
             metrics.KEY_REQUESTS.labels(self.name).inc()
             yield place
 
     def hold(self) -> Callable[[], None]:
-        """Takes another slot for an admitted request's work. The returned function frees it, once."""
+        """Takes another slot for an admitted request's work; the returned function frees it."""
         return self._place().close
 
-    def _place(self, check: Callable[[sqlite3.Connection], None] = lambda database: None) -> ExitStack:
-        """Counts a request in if `check` allows it; closing the result counts it out."""
+    def _place(self, *checks: Callable[[sqlite3.Connection], None]) -> ExitStack:
+        """Counts a request in if `checks` allow it; closing the result counts it out."""
         with self._shared.change() as database:
-            check(database)
+            for check in checks:
+                check(database)
             database.execute(_ONE_MORE, (self.name, self._shared.worker))
         self._running_metric.inc()
         place = ExitStack()
         place.callback(self._give_back)
         return place
-
-    def _check(self, database: sqlite3.Connection) -> None:
-        self._check_concurrency(database)
-        self._check_rate(database)
 
     def _give_back(self) -> None:
         with self._shared.change() as database:
@@ -152,7 +146,7 @@ class ApiKey:
             raise self._refusal("concurrency", reason, _RETRY_S)
 
     def _check_rate(self, database: sqlite3.Connection) -> None:
-        """Counts the request if the rate allows it."""
+        """Counts the request, too."""
         most, now = self.entry.requests_per_minute, time.monotonic()
         begin = math.inf if most is None else now - _WINDOW_S
         database.execute("DELETE FROM admitted WHERE key_name = ? AND at_s <= ?", (self.name, begin))
@@ -171,11 +165,7 @@ class ApiKey:
 
 
 class ApiKeys:
-    """The keys of a file; `watch` keeps them current. A later fault of the file is logged, and the keys stay.
-
-    Raises:
-        YamlError: the file cannot be used.
-    """
+    """The keys of a file. Raises YamlError: it cannot be used."""
 
     def __init__(self, file: Path, shared: SharedState | None = None) -> None:
         self._file, self._shared = file, shared or SharedState()
@@ -195,7 +185,7 @@ class ApiKeys:
         return next((key for key in self._keys if key.entry.sha256 == sha256), None)
 
     async def watch(self) -> None:
-        """Reads the file again whenever it has changed, forever."""
+        """Reads the file again whenever it has changed. A fault is logged, and the keys stay."""
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             seen = await asyncio.to_thread(file_version, self._file)

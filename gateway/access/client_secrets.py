@@ -32,8 +32,8 @@ class ClientSecret:
 
     Attributes:
         expires_at: Unix time in seconds.
-        key_sha256: hash of the API key that made it, without which it is void; "" without keys.
-        session_json: members of the session, as in session.update.
+        key_sha256: of the API key that made it, without which it is void; "" without keys.
+        session_json: members of the session.
     """
 
     expires_at: int
@@ -46,13 +46,13 @@ class ClientSecret:
 
 
 class ClientSecrets:
-    """The secrets that have not expired; `now` gives Unix time in seconds."""
+    """The secrets that have not expired; `now` is Unix time in seconds."""
 
     def __init__(self, shared: SharedState | None = None, now: Callable[[], float] = time.time) -> None:
         self._shared, self._now = shared or SharedState(), now
 
     def make(self, key: ApiKey | None, session: dict[str, Any], lifetime_s: int) -> tuple[str, ClientSecret]:
-        """A new secret: (text, rights). Raises ApiError: 429, too many secrets; 400, a session too large."""
+        """A new secret: (text, rights). Raises ApiError: 429, too many; 400, too large a session."""
         session_json = json.dumps(session, ensure_ascii=False)
         if len(session_json) > _MAX_CONFIG_CHARACTERS:
             reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; send the rest by session.update"
@@ -67,14 +67,13 @@ class ClientSecrets:
         return text, made
 
     def find(self, presented: str) -> ClientSecret | None:
-        """The unexpired secret whose text is `presented`."""
         statement = "SELECT expires_at, key_sha256, session_json FROM secrets WHERE digest = ? AND expires_at > ?"
         found = self._shared.first(statement, digest(presented), self._now())
         return None if found is None else ClientSecret(*found)
 
 
 def _check_room(database: sqlite3.Connection, name: str, characters: int) -> None:
-    """Raises ApiError: 429, too many secrets of the key `name`, or of all."""
+    """Raises ApiError: 429, too many secrets of a key, or of all."""
     held = "SELECT count(*), coalesce(sum(length(session_json)), 0), coalesce(sum(key_name = ?), 0) FROM secrets"
     count, held_characters, of_key = database.execute(held, (name,)).fetchone()
     if name and of_key >= _MAX_SECRETS_PER_KEY:
@@ -90,8 +89,7 @@ def _check_room(database: sqlite3.Connection, name: str, characters: int) -> Non
 
 
 def presented_key(socket: HTTPConnection) -> str:
-    """A WebSocket's key, or "": in the Authorization header, in `api-key` of Azure's clients, or in a subprotocol of
-    browsers, which cannot set headers."""
+    """A WebSocket's key, or "": in Authorization, in `api-key` of Azure's clients, or in a subprotocol of browsers."""
     if key := bearer_of(socket.headers) or socket.headers.get("api-key", "").strip():
         return key
     offered = (name for name in _offered(socket) if name.startswith(_KEY_SUBPROTOCOL))

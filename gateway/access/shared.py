@@ -1,4 +1,4 @@
-"""State that all workers share, in SQLite. Calls take some 20 us, so the event loop makes them."""
+"""State that all workers share, in SQLite. Calls take 20 us: the event loop may make them."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -18,12 +18,7 @@ CREATE INDEX IF NOT EXISTS admitted_of_key ON admitted (key_name, at_s);
 
 
 class SharedState:
-    """The shared database.
-
-    Args:
-        file: None: memory of this process.
-        worker: number of this process; its predecessor's requests are forgotten.
-    """
+    """The shared database; without a `file`, in memory. Forgets the running requests of the `worker` before."""
 
     def __init__(self, file: Path | None = None, worker: int = 0) -> None:
         self.worker = worker
@@ -40,7 +35,7 @@ class SharedState:
 
     @contextmanager
     def change(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that excludes other processes; an exception rolls it back."""
+        """An exclusive transaction; an exception rolls it back."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield self._database

@@ -26,6 +26,7 @@ from services.common.rpc.channels import Channels
 from services.common.telemetry.spans import Spans
 from services.common.text import match_case
 
+_AUDIO_TTL_S = 3600.0  # how long a spoken answer's audio id can be referred to
 _MAX_TRANSCRIPTS = 10_000
 
 
@@ -51,10 +52,9 @@ class Gateway:
         shared: SharedState | None = None,
     ) -> None:
         self.settings = settings
-        times_s = settings.health_interval_s, settings.health_timeout_s, settings.resolve_interval_s
-        self.pipeline = Pipeline(config, *times_s, settings.affinity_max_imbalance, channels=channels)
-        self.fetcher = fetcher or Fetcher(settings.media_limits)
-        self.transcripts = Transcripts(settings.audio_ttl_s, shared)
+        self.pipeline = Pipeline(config, timeout_s=settings.health_timeout_s, channels=channels)
+        self.fetcher = fetcher or Fetcher(settings)
+        self.transcripts = Transcripts(_AUDIO_TTL_S, shared)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.spans = Spans() if spans is None else spans
         self.profiling = Profiler(self.pipeline, self.spans, settings.request_timeout_s)

@@ -128,7 +128,7 @@ async def begin(
     """
     files = [*images, *([mask] if mask else [])]
     await load_media(gateway.fetcher, files)
-    pixels, most = 0, gateway.fetcher.limits.max_request_image_pixels
+    pixels, most = 0, gateway.fetcher.limits.media_max_request_image_pixels
     for file in files:
         pixels += await asyncio.to_thread(image_pixels, file.content)
         if pixels > most:

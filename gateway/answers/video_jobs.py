@@ -19,7 +19,7 @@ from gateway.errors import ApiError, from_error
 from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
 from gateway.pipeline.dit import Misfit, generate, to_numpy
 from gateway.pipeline.stage import Stage
-from gateway.settings import VideoLimits
+from gateway.settings import GatewaySettings
 from quartet.v1 import dit_pb2
 from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
 
@@ -49,11 +49,11 @@ class _VideoTask:
 class VideoJobs:
     """The jobs of an open store. Use as `async with VideoJobs(...)`."""
 
-    def __init__(self, store: VideoStore, limits: VideoLimits) -> None:
-        self.store, self._limits = store, limits
+    def __init__(self, store: VideoStore, settings: GatewaySettings) -> None:
+        self.store, self._settings = store, settings
         self._jobs: dict[str, _VideoTask] = {}
-        self._places = asyncio.Semaphore(limits.max_running)  # first come, first served
-        self._encoders = ThreadPoolExecutor(limits.max_running, "video-file")
+        self._places = asyncio.Semaphore(settings.max_running_videos)  # first come, first served
+        self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file")
         self._closing = False
 
     async def __aenter__(self) -> "VideoJobs":
@@ -69,7 +69,7 @@ class VideoJobs:
                 _cancel(job.task)
         if jobs:
             log.info("draining videos", running=sum(not job.waits for job in jobs), given_up=sum(j.waits for j in jobs))
-            await asyncio.wait([job.task for job in jobs], timeout=self._limits.drain_timeout_s)
+            await asyncio.wait([job.task for job in jobs], timeout=self._settings.drain_timeout_s)
         self._sweeping.cancel()
         for job in jobs:
             _cancel(job.task)
@@ -91,7 +91,7 @@ class VideoJobs:
         """
         if self._closing:
             raise Unavailable("the gateway is stopping; send the request to another one")
-        running, queued = self._limits.max_running, self._limits.max_queued
+        running, queued = self._settings.max_running_videos, self._settings.max_queued_videos
         if len(self._jobs) >= running + queued:
             raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
         job = self._jobs[video.id] = _VideoTask(video, stage, start)
@@ -180,11 +180,11 @@ class VideoJobs:
         media = [await asyncio.to_thread(path.read_bytes)] if job.start.images else []
         while True:
             try:
-                async with asyncio.timeout(self._limits.timeout_s):
+                async with asyncio.timeout(self._settings.video_timeout_s):
                     await self._make(job, media)
                 return
             except TimeoutError:
-                limit = f"the video took longer than the {self._limits.timeout_s:g} s allowed"
+                limit = f"the video took longer than the {self._settings.video_timeout_s:g} s allowed"
                 raise DeadlineExceeded(limit) from None
             except (QueueFull, Unavailable) as error:
                 if not job.waits or isinstance(error, Misfit):  # lost while it worked on this, or for good
@@ -192,7 +192,7 @@ class VideoJobs:
                 await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFull) else _STAGE_AGAIN_S)
 
     async def _make(self, job: _VideoTask, media: list[bytes]) -> None:
-        video, file, timeout_s = job.video, None, self._limits.timeout_s
+        video, file, timeout_s = job.video, None, self._settings.video_timeout_s
         try:
             total = 0
             async with aclosing(generate(job.stage, job.start, media, timeout_s)) as responses:

@@ -74,7 +74,7 @@ class VideoStore(Store):
     """
 
     name, setting = "videos", "jobs_dir"
-    version, schema, migrations = 2, _SCHEMA, _MIGRATIONS
+    schema, migrations = _SCHEMA, _MIGRATIONS
     pragmas = ("journal_mode = WAL",)
 
     def __init__(self, directory: Path | None, ttl_s: float) -> None:

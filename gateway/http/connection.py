@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from gateway import metrics
 from gateway.access.api_keys import ApiKey
 from gateway.errors import ApiError, from_error
-from gateway.http.json_writer import error_response, to_json
+from gateway.http.json_writer import refuse, to_json
 from services.common.errors import QueueFull
 
 Result = TypeVar("Result")
@@ -25,8 +25,8 @@ LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error t
 async def admitted(http: HTTPConnection) -> AsyncIterator[Any]:
     """Yields the gateway and holds a slot of it, and of the API key, until the response is sent.
 
-    Sets `request.state.deadline`, in `time.monotonic()`, and `request.state.place`, the key's slot, which a job that
-    outlives the request takes along."""
+    Sets `request.state.deadline`, in `time.monotonic()`, and `request.state.place`, the key's slot, for a job that
+    outlives the request."""
     gateway = http.app.state.gateway
     http.state.deadline = time.monotonic() + gateway.settings.request_timeout_s
     key = key_of(http)
@@ -40,12 +40,12 @@ async def admitted(http: HTTPConnection) -> AsyncIterator[Any]:
 
 
 def key_of(http: HTTPConnection) -> ApiKey | None:
-    """None where the gateway has no keys."""
+    """None: the gateway has no keys."""
     return getattr(http.state, "key", None)
 
 
 def require_admin(http: HTTPConnection, what: str) -> Any:
-    """The gateway, for an administrator; `what` begins the refusal, e.g. "adapters are". Raises ApiError: 403."""
+    """The gateway. `what` begins the refusal, e.g. "adapters are". Raises ApiError: 403, no administrator."""
     gateway = http.app.state.gateway
     key = key_of(http)
     if key.entry.admin if key else gateway.settings.anonymous_admin:
@@ -55,7 +55,7 @@ def require_admin(http: HTTPConnection, what: str) -> Any:
 
 
 def owner_of(http: HTTPConnection) -> str | None:
-    """Owner of videos and voices: the API key's name; None without keys."""
+    """The API key's name; None without keys."""
     key = key_of(http)
     return key and key.name
 
@@ -74,11 +74,7 @@ class ClientGone(Exception):
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which a disconnection cancels. The body must have been read.
-
-    Raises:
-        ClientGone: the client disconnected first.
-    """
+    """The result of `work`. The body must have been read. Raises ClientGone: the client disconnected first."""
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(receive))
     try:
@@ -100,12 +96,11 @@ async def _disconnect(receive: Receive) -> None:
 class StreamedResponse(Response):
     """Sends a body piece by piece.
 
-    The status line waits for the first piece: a failure before it gets a proper error status. A later failure breaks
-    the body off.
+    The status line waits for the first piece: a failure before it has its own status. A later one breaks the body off.
 
     Args:
         pieces: may raise ApiError.
-        limit_s: longest that the client may take to read the body.
+        limit_s: longest time to send the body.
     """
 
     def __init__(
@@ -116,7 +111,7 @@ class StreamedResponse(Response):
         self._pieces, self._limit_s = pieces, limit_s
 
     def last_word(self, error: ApiError) -> bytes | None:
-        """The last piece of a failed body; None cuts it short."""
+        """The last piece of a failed body."""
         return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -138,10 +133,10 @@ class StreamedResponse(Response):
                     started = True
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except ApiError as error:
-            scope.get("state", {}).get("log", {}).update(error.log)
             if not started:
-                await error_response(error)(scope, receive, send)
+                await refuse(error, scope, receive, send)
                 return
+            scope.get("state", {}).get("log", {}).update(error.log)
             if (last := self.last_word(error)) is None:
                 return
             await send({"type": "http.response.body", "body": last, "more_body": True})
@@ -174,7 +169,7 @@ async def respond(http: Request, run: Run, streams: bool | None) -> Response:
 
 
 class EventStream(StreamedResponse):
-    """Sends server-sent events; a late failure becomes the last event."""
+    """Sends server-sent events. A late failure becomes the last one."""
 
     def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}

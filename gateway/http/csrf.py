@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from gateway.errors import ApiError
-from gateway.http.json_writer import error_response
+from gateway.http.json_writer import refuse
 
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}  # they change nothing, and browsers hide the answers from such pages
 _OWN_SITES = {"same-origin", "none"}  # none: the user's own doing, e.g. a bookmark
@@ -16,7 +16,7 @@ _OWN_SITES = {"same-origin", "none"}  # none: the user's own doing, e.g. a bookm
 class OwnPagesOnly:
     """Refuses a browser's request for a page of another origin with 403.
 
-    Browsers send some requests of any page without asking. With keys this is no danger: foreign pages have none."""
+    Needless with API keys, which such pages do not have."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -27,13 +27,10 @@ class OwnPagesOnly:
             return
         origin = Headers(scope=scope).get("origin", "another site")
         message = f"a page of {origin} may not use this server; call it from that site's own server"
-        error = ApiError(403, message, None, "foreign_origin")
-        scope.get("state", {}).get("log", {})["code"] = error.code
-        await error_response(error)(scope, receive, send)
+        await refuse(ApiError(403, message, None, "foreign_origin"), scope, receive, send)
 
 
 def _is_own(headers: Headers) -> bool:
-    """Whether no foreign page sent the request."""
     if (site := headers.get("sec-fetch-site")) is not None:  # the browser's own word: proxies do not change it
         return site in _OWN_SITES
     return _is_of_host(headers)  # browsers send no sec-fetch-site without TLS, except to localhost
@@ -45,7 +42,7 @@ def _is_of_host(headers: Headers) -> bool:
 
 
 def check_socket(socket: WebSocket) -> None:
-    """Raises ApiError for a WebSocket of another site's page, which browsers connect anywhere."""
+    """Raises ApiError: 403, the WebSocket of another site's page, which browsers connect anywhere."""
     if not _is_of_host(socket.headers):
         message = f"a page of {socket.headers['origin']} may not use this server from a browser"
         raise ApiError(403, message, None, "foreign_origin")

@@ -1,4 +1,4 @@
-"""Reads JSON and form bodies, and describes them in OpenAPI."""
+"""Bodies in JSON and forms, and their OpenAPI descriptions."""
 
 import asyncio
 import json
@@ -9,12 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from fastapi import Request
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from gateway.errors import ApiError, invalid
-from gateway.validation import Model, _from_validation, validated
+from gateway.validation import Model, validated, validated_json
 
 _LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
 _MAX_FIELDS = 1000
@@ -38,24 +38,17 @@ async def _in_time(limit_s: float) -> AsyncIterator[None]:
 
 
 async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
-    """Raises ApiError: 400 naming the member at fault, 408 after `limit_s` seconds."""
+    """Raises ApiError: 400 naming the member at fault; 408 after `limit_s`."""
     async with _in_time(limit_s):
         body = await http.body()
     return await parsed(model, body)
 
 
 async def parsed(model: type[Model], body: bytes | str) -> Model:
-    """Parses JSON; a large one in a thread. Raises ApiError: 400 naming the member at fault."""
+    """Raises ApiError: 400 naming the member at fault."""
     if len(body) > _LARGE_BODY_BYTES:
-        return await asyncio.to_thread(_parsed_json, model, body)
-    return _parsed_json(model, body)
-
-
-def _parsed_json(model: type[Model], body: bytes | str) -> Model:
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        raise _from_validation(error) from None
+        return await asyncio.to_thread(validated_json, model, body)
+    return validated_json(model, body)
 
 
 async def read_form(
@@ -63,10 +56,10 @@ async def read_form(
 ) -> tuple[Model, dict[str, list[bytes]]]:
     """Reads a form: (fields, files by name).
 
-    `lora[x]` makes {"lora": {"x": ...}}, `a[]` makes a list, and some fields may be JSON.
+    `lora[x]` makes {"lora": {"x": ...}}, `a[]` a list; some fields may be JSON.
 
     Raises:
-        ApiError: 400 if the body is no form, or naming the field at fault; 408 after `limit_s` seconds.
+        ApiError: 400, no form, or naming the field at fault; 408 after `limit_s`.
     """
     fields: dict[str, Any] = {}
     files: dict[str, list[bytes]] = {}
@@ -119,7 +112,7 @@ _ERROR = {"description": "OpenAI's error body: {error: {message, type, param, co
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """Resolves the $refs of `schema`: OpenAPI would look them up in the whole page."""
+    """Resolves $refs, which OpenAPI would look up in the whole page."""
     definitions = schema.pop("$defs", {})
 
     def resolve(node: Any) -> Any:
@@ -147,7 +140,7 @@ def page(
 
     Args:
         answer: describes the response.
-        files: schemas of the members that are files.
+        files: schemas of members that are files.
         needed: the required file.
         answered: media types of the response.
     """

@@ -1,10 +1,11 @@
-"""Writes JSON in UTF-8 without spaces, by orjson."""
+"""JSON in UTF-8 without spaces."""
 
 import json
 from typing import Any
 
 import orjson
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from gateway.errors import ApiError
 
@@ -23,7 +24,13 @@ class Json(JSONResponse):
 
 
 def error_response(error: ApiError) -> Json:
-    headers = {}
+    headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     return Json(error.body(), error.status, headers)
+
+
+async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request with `error`, and notes it for the log line."""
+    scope.get("state", {}).get("log", {}).update(error.log)
+    await error_response(error)(scope, receive, send)

@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.status import WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -18,7 +18,7 @@ from gateway.access.client_secrets import AZURE_PATH, PATH, ClientSecrets, prese
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.http.connection import CLIENT_CLOSED_REQUEST, ClientGone
-from gateway.http.json_writer import error_response
+from gateway.http.json_writer import error_response, refuse
 from gateway.page.files import PATHS as PAGE_PATHS
 from services.common.telemetry import tracing
 from services.common.telemetry.spans import Span, Spans
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 
 class _OpenRequest:
-    """One request until its log line is written. `fields` are the line's own, `status` that of HTTP, 0 before it."""
+    """A request until its log line is written. `fields` are the line's; `status` is 0 before a response."""
 
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self._scope, self._send, self.id = scope, send, request_id
@@ -55,7 +55,6 @@ class _OpenRequest:
         return with_firsts(Span(self.id, "gateway", self._started, self._ended, outcome, owner=owner), self.fields)
 
     async def send(self, message: Message) -> None:
-        """Sends a message of the response with the request's id, and notes the status."""
         if message["type"] in ("http.response.start", "websocket.accept"):
             self.status = message.get("status", _SWITCHED)
             message.setdefault("headers", [])
@@ -66,7 +65,7 @@ class _OpenRequest:
         await self._send(message)
 
     async def fail(self, receive: Receive) -> None:
-        """Logs the exception in hand, and sends a 500 if no response has begun."""
+        """Logs the current exception, and sends a 500 if no response has begun."""
         log.exception("request failed", request_id=self.id)
         error = gateway_fault(" under this request id")
         self.fields["code"] = error.code
@@ -76,13 +75,12 @@ class _OpenRequest:
             await error_response(error)(self._scope, receive, self.send)
 
     def end(self) -> None:
-        """Counts the request, ends its span and writes its line."""
         duration_ms = round((time.monotonic() - self._started) * 1000, 1)
         path = getattr(self._scope.get("route"), "path", "other")  # the client's own path could be anything
         self.status = self.status or CLIENT_CLOSED_REQUEST
         metrics.HTTP_REQUESTS.labels(path, self.status).inc()
         if self._span:
-            end_span(self._span, self.method, path, self.status, self.fields)
+            _end_span(self._span, self.method, path, self.status, self.fields)
         line = {"request_id": self.id, "method": self.method, "path": path, "status": self.status}
         write = log.debug if self._is_quiet else log.info
         write("request", **line, duration_ms=duration_ms, **self.fields)
@@ -90,10 +88,10 @@ class _OpenRequest:
 
 
 class RequestContext:
-    """Gives each request an id and a span, logs one line at its end, and makes a 500 of uncaught errors.
+    """Gives each request an id, a span and a log line, and makes a 500 of uncaught errors.
 
-    Keeps a client's x-request-id if it is sane and not in use. Sets `request.state.request_id` and `request.state.log`,
-    the log line's fields."""
+    Keeps a client's x-request-id if it is sane and not in use. Sets `request.state.request_id`, and
+    `request.state.log`, the log line's fields."""
 
     def __init__(self, app: ASGIApp, spans: Spans) -> None:
         self._app, self._spans = app, spans
@@ -111,7 +109,7 @@ class RequestContext:
         self._running_ids.add(request.id)
         try:
             await self._app(scope, receive, request.send)
-        except ClientGone:
+        except (ClientGone, ClientDisconnect):
             request.status = CLIENT_CLOSED_REQUEST
         except Exception:
             await request.fail(receive)
@@ -127,16 +125,15 @@ class RequestContext:
         return f"{wanted}-{new_id[:8]}" if wanted in self._running_ids else wanted
 
 
-def end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:
-    """A client's mistake is no error of the span."""
+def _end_span(span: tracing.Span, method: str, path: str, status: int, fields: dict) -> None:
     span.rename(f"{method} {path}")
     names = ("code", "failed_stage", "ttft_ms", "ttfa_ms", "prompt_tokens", "text_tokens", "frames", "speech")
     span.set(stage="gateway", status=status, **{name: fields.get(name) for name in names})
-    span.end(f"HTTP {status}" if status >= 500 else "")
+    span.end(f"HTTP {status}" if status >= 500 else "")  # a client's mistake is no error of the span
 
 
 class BodyLimit:
-    """Refuses larger bodies with 413 while it reads them, and drops the rest, so that the client reads the answer."""
+    """Refuses larger bodies with 413 while it reads them, and drops the rest: the client must read the answer."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
@@ -166,9 +163,9 @@ class BodyLimit:
 class RequireKey:
     """Refuses requests without a known key with 401, and sets `request.state.key`.
 
-    `secrets` are short-lived keys, which open realtime sessions for the key that made them."""
+    `secrets` open realtime sessions for the key that made them."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, secrets: ClientSecrets | None = None) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys, secrets: ClientSecrets) -> None:
         self._app, self._keys, self._secrets = app, keys, secrets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,22 +184,13 @@ class RequireKey:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": WS_1008_POLICY_VIOLATION})
         else:
-            await _refuse(presented, scope, receive, send)
+            reason = "the API key is not known here" if presented else "an API key is required"
+            message = f"{reason}; send `Authorization: Bearer KEY` with one that this server's operator gave out"
+            await refuse(ApiError(401, message, None, "invalid_api_key"), scope, receive, send)
 
     def _key(self, presented: str, scope: Scope) -> ApiKey | None:
         key = self._keys.find(presented)
         is_realtime = scope["type"] == "websocket" and scope["path"] in (PATH, AZURE_PATH)
-        if key is None and self._secrets is not None and is_realtime:
-            secret = self._secrets.find(presented)
-            key = None if secret is None else self._keys.of_hash(secret.key_sha256)
+        if key is None and is_realtime and (secret := self._secrets.find(presented)) is not None:
+            return self._keys.of_hash(secret.key_sha256)
         return key
-
-
-async def _refuse(presented: str, scope: Scope, receive: Receive, send: Send) -> None:
-    reason = "the API key is not known here" if presented else "an API key is required"
-    message = f"{reason}; send `Authorization: Bearer KEY` with one that this server's operator gave out"
-    error = ApiError(401, message, None, "invalid_api_key")
-    scope.get("state", {}).get("log", {})["code"] = error.code
-    response = error_response(error)
-    response.headers["www-authenticate"] = "Bearer"
-    await response(scope, receive, send)

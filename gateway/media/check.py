@@ -14,8 +14,9 @@ from PIL import Image
 
 from gateway.errors import from_error, invalid
 from gateway.media.fetch import Fetcher, MediaError, media_errors, too_large
-from gateway.settings import MediaLimits
+from gateway.settings import GatewaySettings
 from services.common.errors import DeadlineExceeded
+from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.media import claimed_wav_s
 
 # Containers of one file each. Playlists (HLS, DASH, concat) are not among them: reading one opens what it names.
@@ -47,9 +48,8 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
     """Fetches and checks the files. Raises ApiError: 400 naming the first one at fault; 504, too slow."""
     limits = fetcher.limits
     linked = [file for file in files if file.url]  # the form's reader has counted its files
-    if len(linked) > limits.max_parts:
-        reason = f"the request has {len(linked)} media parts; at most {limits.max_parts} are allowed"
-        raise invalid(linked[limits.max_parts].field, reason)
+    if len(linked) > (most := limits.media_max_parts):
+        raise invalid(linked[most].field, f"the request has {len(linked)} media parts; at most {most} are allowed")
     slots = asyncio.Semaphore(_PARALLEL_LOADS)
     total_bytes = 0
 
@@ -59,24 +59,24 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
             async with slots:
                 if file.url:
                     file.content = await fetcher.get(file.url, file.kind)
-                if len(file.content) > limits.max_bytes:
-                    raise too_large(limits.max_bytes)
+                if len(file.content) > limits.media_max_bytes:
+                    raise too_large(limits.media_max_bytes)
                 total_bytes += len(file.content)
-                if total_bytes > limits.max_total_bytes:
-                    raise MediaError(f"all media together are more than {limits.max_total_bytes} bytes")
+                if total_bytes > limits.max_body_bytes:
+                    raise MediaError(f"all media together are more than {limits.max_body_bytes} bytes")
                 await asyncio.to_thread(check, file.kind, file.content, limits)
 
     try:
-        async with asyncio.timeout(limits.load_timeout_s):
+        async with asyncio.timeout(limits.request_timeout_s):
             outcomes = await asyncio.gather(*map(load, files), return_exceptions=True)
     except TimeoutError:
-        late = DeadlineExceeded(f"the request's media took longer than its {limits.load_timeout_s:g} s")
+        late = DeadlineExceeded(f"the request's media took longer than its {limits.request_timeout_s:g} s")
         raise from_error("gateway", late) from None
     for error in filter(None, outcomes):
         raise error
 
 
-def check(kind: str, content: bytes, limits: MediaLimits) -> None:
+def check(kind: str, content: bytes, limits: GatewaySettings) -> None:
     """Checks a file's header. Blocking. Raises MediaError: empty, broken, of another kind, too large, too long."""
     if not content:
         raise MediaError("the file is empty")
@@ -86,13 +86,13 @@ def check(kind: str, content: bytes, limits: MediaLimits) -> None:
         _check_stream(kind, content, limits)
 
 
-def _check_image(content: bytes, limits: MediaLimits) -> None:
+def _check_image(content: bytes, limits: GatewaySettings) -> None:
     try:
         with _opened(content) as image:
-            width, height = image.size
-            _check_pixels(width, height, limits)
-            if min(width, height) < (least := limits.min_image_side_pixels):
-                raise MediaError(f"the image is {width} x {height} pixels; each side must be at least {least}")
+            _check_pixels(image.width, image.height, limits)
+            if min(image.size) < MIN_IMAGE_SIDE:
+                size = f"{image.width} x {image.height} pixels"
+                raise MediaError(f"the image is {size}; each side must be at least {MIN_IMAGE_SIDE}")
             image.verify()
     except MediaError:
         raise
@@ -115,8 +115,8 @@ def _opened(content: bytes) -> Iterator[Image.Image]:
             yield image
 
 
-def _check_pixels(width: int, height: int, limits: MediaLimits) -> None:
-    if width * height > (most := limits.max_image_pixels):
+def _check_pixels(width: int, height: int, limits: GatewaySettings) -> None:
+    if width * height > (most := limits.media_max_image_pixels):
         raise MediaError(f"{width} x {height} pixels are more than the {most} allowed")
 
 
@@ -137,8 +137,8 @@ def opened_track(kind: str, content: bytes) -> Iterator[tuple[InputContainer, av
         raise MediaError(f"the file is corrupt, or is no {kind} that FFmpeg reads") from None
 
 
-def _check_stream(kind: str, content: bytes, limits: MediaLimits) -> None:
-    max_s = limits.max_audio_s if kind == "audio" else limits.max_video_s
+def _check_stream(kind: str, content: bytes, limits: GatewaySettings) -> None:
+    max_s = limits.media_max_audio_s if kind == "audio" else limits.media_max_video_s
     with opened_track(kind, content) as (container, stream):
         if kind == "video":
             context = container.streams.video[0].codec_context

@@ -13,8 +13,10 @@ import httpx
 import pybase64
 
 from gateway.errors import invalid
-from gateway.settings import MediaLimits
+from gateway.settings import GatewaySettings
 
+FETCH_TIMEOUT_S = 20.0  # for a URL, redirects included
+_MAX_REDIRECTS = 3  # followed for a URL
 # Media types of unknown files, and of containers that can hold the kind.
 _ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
 _CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video": {"application/ogg", "image/gif"}}
@@ -77,13 +79,13 @@ async def resolve(host: str, port: int, private_allowed: bool) -> str:
 class Fetcher:
     """Fetches media under `limits`."""
 
-    def __init__(self, limits: MediaLimits) -> None:
+    def __init__(self, limits: GatewaySettings) -> None:
         self.limits = limits
         self._client = httpx.AsyncClient(
             follow_redirects=False,  # each hop is checked first
             trust_env=False,  # a proxy would resolve names by itself
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none from one request to the next
-            timeout=limits.fetch_timeout_s,
+            timeout=FETCH_TIMEOUT_S,
             # A connection is pinned to an address that was checked for one host: none is kept for another.
             limits=httpx.Limits(max_connections=100, max_keepalive_connections=0),
         )
@@ -98,21 +100,20 @@ class Fetcher:
             MediaError: the URL is malformed, its host forbidden, its file too large, too slow or of another type.
         """
         if url[:5].lower() == "data:":
-            return await asyncio.to_thread(decode_data_url, url, kind, self.limits.max_bytes)
-        limit_s = self.limits.fetch_timeout_s
+            return await asyncio.to_thread(decode_data_url, url, kind, self.limits.media_max_bytes)
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(FETCH_TIMEOUT_S):
                 return await self._fetch(url, kind)
         except (TimeoutError, httpx.TimeoutException):
-            raise MediaError(f"the URL took longer than the {limit_s:g} s allowed") from None
+            raise MediaError(f"the URL took longer than the {FETCH_TIMEOUT_S:g} s allowed") from None
         except httpx.HTTPError as error:
             raise MediaError(f"the URL cannot be fetched: {type(error).__name__}") from None
 
     async def _fetch(self, url: str, kind: str) -> bytes:
-        for _ in range(self.limits.max_redirects + 1):
+        for _ in range(_MAX_REDIRECTS + 1):
             parsed = _parse(url)
             port = parsed.port or (443 if parsed.scheme == "https" else 80)
-            address = await resolve(parsed.raw_host.decode(), port, self.limits.private_addresses)
+            address = await resolve(parsed.raw_host.decode(), port, self.limits.media_private_addresses)
             async with self._client.stream(
                 "GET",
                 parsed.copy_with(host=address),
@@ -129,10 +130,10 @@ class Fetcher:
                     raise MediaError(f"the URL's server answered with status {response.status_code}")
                 _check_type(response.headers.get("content-type", ""), kind)
                 return await self._read(response)
-        raise MediaError(f"the URL redirects more than {self.limits.max_redirects} times")
+        raise MediaError(f"the URL redirects more than {_MAX_REDIRECTS} times")
 
     async def _read(self, response: httpx.Response) -> bytes:
-        most = self.limits.max_bytes
+        most = self.limits.media_max_bytes
         declared = response.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > most:
             raise too_large(most)

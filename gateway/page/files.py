@@ -1,4 +1,4 @@
-"""Serves the page, `/` and `/page/NAME`. It needs no API key: it has no secrets."""
+"""The page, which needs no API key: it has no secrets."""
 
 import hashlib
 from dataclasses import dataclass
@@ -62,13 +62,11 @@ router = APIRouter(include_in_schema=False)
 
 @router.api_route("/", methods=["GET", "HEAD"])
 async def index(http: Request) -> Response:
-    """The page."""
     return _response(http, _INDEX)
 
 
 @router.api_route("/page/{name}", methods=["GET", "HEAD"])
 async def file(http: Request, name: str) -> Response:
-    """A file of the page."""
     if name not in _FILES:
         raise HTTPException(404)
     return _response(http, _FILES[name])

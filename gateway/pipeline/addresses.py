@@ -1,4 +1,4 @@
-"""Addresses of replicas: those in a pipeline file, and those that its host names resolve to."""
+"""Addresses of replicas, by a pipeline file and by name servers."""
 
 import asyncio
 import ipaddress
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import structlog
-from pydantic import PlainValidator, WithJsonSchema
+from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 # IP addresses of a host name. Raises OSError: the name cannot be looked up, or has none.
@@ -18,10 +18,6 @@ log = structlog.get_logger()
 
 _ADDRESS = re.compile(r"(?:dns:///)?(\[[0-9a-fA-F:]+\]|[^\s:/,]+):([0-9]{1,5})")
 _HOW = "write host:port, dns:///name:port or a list of these"
-_SCHEMA = {
-    "description": _HOW,
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
-}
 
 
 def _check(value: Any) -> str | list[str]:
@@ -34,13 +30,12 @@ def _check(value: Any) -> str | list[str]:
     return value
 
 
-# "host:port", "dns:///name:port", or a list of these.
-Addresses = Annotated[str | list[str], PlainValidator(_check), WithJsonSchema(_SCHEMA)]
+Addresses = Annotated[str | list[str], BeforeValidator(_check)]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One of a stage's addresses. `host` has no brackets."""
+    """`host` has no brackets."""
 
     host: str
     port: int
@@ -68,7 +63,7 @@ def join(ip: str, port: int) -> str:
 
 
 async def resolve_host(host: str) -> list[str]:
-    """IPv4 addresses of `host`, or else its IPv6 addresses, so that a process with both counts once. Raises OSError."""
+    """IPv4 addresses, or else IPv6 addresses: a process with both counts once. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     by_family: dict[int, dict[str, None]] = {}
     for family, _, _, _, address in found:
@@ -77,15 +72,13 @@ async def resolve_host(host: str) -> list[str]:
 
 
 class NameWatcher:
-    """Looks up the addresses behind a stage's endpoints.
-
-    A name that cannot be looked up keeps its addresses.
+    """Looks up the addresses behind a stage's endpoints. A name that cannot be looked up keeps its addresses.
 
     Args:
         on_change: gets all addresses ("ip:port") whenever they change, each with its host name, "" if it is literal.
 
     Attributes:
-        errors: why the last look-up of a host failed, by host.
+        errors: why the last look-up failed, by host.
     """
 
     def __init__(
@@ -101,7 +94,7 @@ class NameWatcher:
         return all(found or endpoint.host in self.errors for endpoint, found in self._found.items())
 
     async def watch(self, interval_s: float) -> None:
-        """Looks up every name for ever, `interval_s` after its last answer. Returns at once without names."""
+        """Looks up every name for ever. Returns at once without names."""
         names = [endpoint for endpoint in self._found if not endpoint.is_literal]
         await asyncio.gather(*(self._watch(endpoint, interval_s) for endpoint in names))
 

@@ -3,53 +3,35 @@
 import hashlib
 import random
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
 
+from gateway.pipeline.replica import Replica
 from quartet.v1 import thinker_pb2
 
-# By how many requests the preferred replica may be ahead of the least loaded one, the new one counted.
-MAX_IMBALANCE = 2
+# By how many requests the preferred replica may be ahead of the least loaded one, the new one counted. More trades
+# even queues for cache hits.
+_MAX_IMBALANCE = 2
 # Of a text or file so many characters or bytes of its beginning and end are looked at: a clash costs a cache miss.
 _LOOKED_AT = 16 * 1024
 _RAW_BEGINNING = 256  # characters or ids of a prompt that has no messages: those that begin alike go together
 
 
-class Candidate(Protocol):
-    address: str
-    last_chosen: int
+def power_of_two(replicas: Sequence[Replica]) -> Replica:
+    """The less loaded of two random replicas; of equals, the least recently chosen one.
 
-    @property
-    def load(self) -> int: ...
-
-
-Chosen = TypeVar("Chosen", bound=Candidate)
-
-
-def power_of_two(replicas: Sequence[Chosen]) -> Chosen:
-    """The less loaded of two random replicas, or the least recently chosen one if their loads are equal.
-
-    Comparing two keeps queues as short as comparing all, and several gateways do not choose the same replica.
-    """
+    Two keep queues as short as all do, and several gateways do not choose the same replica."""
     two = random.sample(replicas, 2) if len(replicas) > 2 else replicas
     return min(two, key=lambda replica: (replica.load, replica.last_chosen))
 
 
-def rendezvous(key: bytes, replicas: Sequence[Chosen], max_imbalance: int = MAX_IMBALANCE) -> Chosen:
-    """The first replica, in the key's order of preference, that is not much more loaded than the least loaded one.
+def rendezvous(key: bytes, replicas: Sequence[Replica]) -> Replica:
+    """The replica that `key`, of what may be cached, prefers (rendezvous hashing) among those with room.
 
-    The order (rendezvous hashing) is the same in every process, and a replica that comes or goes changes its own keys
-    alone.
-
-    Args:
-        key: names what replicas may have cached.
-        max_imbalance: requests that a replica may be ahead of the least loaded one, counting the new one.
-    """
-    most = min(replica.load for replica in replicas) + max_imbalance - 1
-    fitting = [replica for replica in replicas if replica.load <= most]
-    return max(fitting, key=lambda replica: _score(key, replica.address))
+    All processes have one order of preference. A replica that comes or goes changes its own keys alone."""
+    most = min(replica.load for replica in replicas) + _MAX_IMBALANCE - 1
+    return preferred(key, [replica for replica in replicas if replica.load <= most])
 
 
-def preferred(key: bytes, replicas: Sequence[Chosen]) -> Chosen:
+def preferred(key: bytes, replicas: Sequence[Replica]) -> Replica:
     return max(replicas, key=lambda replica: _score(key, replica.address))
 
 
@@ -58,13 +40,9 @@ def _score(key: bytes, address: str) -> bytes:
 
 
 def prompt_key(start: thinker_pb2.GenerateStart, media: Sequence[bytes]) -> bytes:
-    """Digest of a prompt's beginning: tools, template and the messages up to the first user message.
+    """Digest of tools, template and the messages up to the first user message: one for all turns of a conversation.
 
-    All turns of a conversation have one key. Conversations that share a system prompt alone do not.
-
-    Args:
-        media: files of the media in `start` that have no data, in their order.
-    """
+    `media` are the files of the media in `start` that have no data, in their order."""
     digest = hashlib.blake2b(digest_size=16)
     late = iter(media)
     _add(digest, start.lora)

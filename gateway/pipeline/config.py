@@ -1,9 +1,9 @@
-"""Pipeline files: stages, their sources, and outputs."""
+"""Pipeline files."""
 
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -13,7 +13,6 @@ from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
 from gateway.validation import Strict
 from gateway.yaml_source import YamlError, YamlSource, read_yaml
 
-Kind = TypeVar("Kind", bound="_Stage")
 OUTPUTS: tuple[Output, ...] = get_args(Output)
 _NO_SOURCE = "missing; name the stage that this one reads from, e.g. source: thinker"
 
@@ -30,7 +29,7 @@ class ThinkerStage(_Stage):
 
 
 class TalkerStage(_Stage):
-    """Turns a thinker's text, or a request's, into codec frames."""
+    """Turns text into codec frames."""
 
     kind: Literal["talker"]
     source: str | None = Field(None, description="the thinker whose text it speaks; none: the text of each request")
@@ -45,7 +44,7 @@ class Code2WavStage(_Stage):
 
 
 class DitStage(_Stage):
-    """Makes images, videos or audio from a prompt, depending on its model."""
+    """Makes images, videos or audio from a prompt."""
 
     kind: Literal["dit"]
     source: str | None = Field(None, description="the encoder that reads its prompts; none: it has its own encoders")
@@ -82,17 +81,17 @@ class PipelineConfig(Strict):
         return [named] if isinstance(named, str) else list(named or ())
 
     def route(self, output: Output) -> list[str]:
-        """Names of the stages that make `output`, sources first; empty if the pipeline does not make it."""
+        """Names of the stages that make `output`, sources first; maybe none."""
         name = getattr(self.outputs, output)
         return [] if name is None else self.chain(name)
 
     def chain(self, name: str) -> list[str]:
-        """Names of the stage `name` and all stages before it, sources first. The edges must be checked."""
+        """Names of a stage and all before it, sources first. The edges must be checked."""
         before = [found for source in self.sources(name) for found in self.chain(source)]
         return [*dict.fromkeys(before), name]
 
     def model_stage(self, output: Output) -> str:
-        """Name of the stage whose model clients name to get `output`. The pipeline must make it."""
+        """Name of the stage whose model makes `output`. The pipeline must make it."""
         return next(name for name in self.route(output) if KINDS[self.stages[name].kind].is_model)
 
     @property
@@ -101,31 +100,21 @@ class PipelineConfig(Strict):
 
     @property
     def answer(self) -> list[str]:
-        """Names of the stages of an answer, written and spoken, sources first. Diffusion is not among them."""
+        """Names of the stages of an answer, written and spoken, sources first."""
         routes = [self.route(output) for output in self.made if not maker(output).is_diffusion]
         return list(dict.fromkeys(name for route in routes for name in route))
 
     @cached_property
     def thinker(self) -> ThinkerStage | None:
-        return self._in_answer(ThinkerStage)
+        return next((stage for name in self.answer if isinstance(stage := self.stages[name], ThinkerStage)), None)
 
     @cached_property
     def talker(self) -> TalkerStage | None:
-        return self._in_answer(TalkerStage)
-
-    def _in_answer(self, kind: type[Kind]) -> Kind | None:
-        return next((stage for name in self.answer if isinstance(stage := self.stages[name], kind)), None)
+        return next((stage for name in self.answer if isinstance(stage := self.stages[name], TalkerStage)), None)
 
 
 def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = None) -> PipelineConfig:
-    """Reads and checks a pipeline file.
-
-    Args:
-        addresses: addresses that replace the file's, by name of stage.
-
-    Raises:
-        YamlError: "FILE:LINE: fault and its repair".
-    """
+    """Reads and checks a pipeline file. `addresses`, by name of stage, replace the file's. Raises YamlError."""
     source = read_yaml(file, "keys stages and outputs")
     _override_addresses(source, addresses or {})
     config = source.parse(PipelineConfig, _explain)
@@ -136,11 +125,12 @@ def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = 
 
 def _override_addresses(source: YamlSource, addresses: Mapping[str, str | list[str]]) -> None:
     stages = source.data.get("stages")
+    known = stages if isinstance(stages, dict) else {}
     for name, address in addresses.items():
-        if not isinstance(stages, dict) or not isinstance(stages.get(name), dict):
-            known = ", ".join(map(str, stages)) if isinstance(stages, dict) else "none"
-            raise YamlError(f"--stage {name}={address}: {source.file} has no such stage; it has: {known}")
-        stages[name]["address"] = address
+        if not isinstance(known.get(name), dict):
+            has = ", ".join(map(str, known)) or "none"
+            raise YamlError(f"--stage {name}={address}: {source.file} has no such stage; it has: {has}")
+        known[name]["address"] = address
 
 
 def _explain(error) -> str:
@@ -176,7 +166,7 @@ def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
 
 
 def _edge_fault(config: PipelineConfig, name: str, source: str) -> str | None:
-    """Why the stage `name` cannot read from `source`; None if it can."""
+    """Why the stage `name` cannot read from `source`."""
     if source not in config.stages:
         return f"no stage {source!r}; the stages are: {', '.join(config.stages)}"
     if cycle := _cycle(config, [name, source]):
@@ -189,7 +179,7 @@ def _edge_fault(config: PipelineConfig, name: str, source: str) -> str | None:
 
 
 def _cycle(config: PipelineConfig, path: list[str]) -> list[str]:
-    """A cycle that `path`, from reader to source, runs into; empty if there is none."""
+    """A cycle that `path`, from reader to source, runs into; maybe empty."""
     if (last := path[-1]) in path[:-1]:
         return path[path.index(last) :]
     following = config.sources(last) if last in config.stages else ()

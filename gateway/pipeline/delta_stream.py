@@ -1,4 +1,4 @@
-"""Reader of `StreamDeltas`: one stream has the deltas of all answers at a thinker, a message for each step."""
+"""Reader of `StreamDeltas`: one stream with the deltas of all answers at a thinker."""
 
 import asyncio
 import itertools
@@ -17,9 +17,8 @@ class DeltaStream:
     """A stream of deltas, until it breaks or is retired.
 
     Attributes:
-        channel: channel to the thinker.
+        channel: to the thinker.
         is_open: whether answers may name it.
-        has_ended: whether it has broken.
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
@@ -31,14 +30,14 @@ class DeltaStream:
         self._reading = asyncio.create_task(self._read())
 
     def call(self, start: thinker_pb2.GenerateStart, take: TakeDelta, begin: Callable[[], Any]) -> "StreamedCall":
-        """The call that `begin` makes with `start`. Its deltas come by this stream and go to `take`."""
+        """The call that `begin` makes with `start`; its deltas come by this stream and go to `take`."""
         number = next(self._numbers)
         start.deltas_to.stream_id, start.deltas_to.answer = self._id, number
         call = self._answers[number] = StreamedCall(begin(), take, lambda: self._forget(number))
         return call
 
     def retire(self) -> None:
-        """Takes no more answers, and ends with the last one."""
+        """Ends with the last answer."""
         self._retired = True
         if not self._answers:
             self._reading.cancel()
@@ -70,12 +69,9 @@ class DeltaStream:
 
 
 class StreamedCall:
-    """A call of `Generate` whose deltas come by another gRPC stream.
+    """A call of `Generate` whose deltas come by another gRPC stream, perhaps before its first response.
 
-    Args:
-        take: gets each delta, perhaps before the call's first response.
-        forget: called at the end.
-    """
+    `forget` is called at the end."""
 
     def __init__(self, call: Any, take: TakeDelta, forget: Callable[[], None]) -> None:
         self._call, self._take, self._forget = call, take, forget
@@ -84,7 +80,7 @@ class StreamedCall:
         self._error: grpc.aio.AioRpcError | None = None
 
     async def __aiter__(self) -> AsyncIterator[thinker_pb2.GenerateResponse]:
-        """Yields the call's responses. Raises AioRpcError: the call failed, or the stream broke."""
+        """The call's responses. Raises AioRpcError: the call failed, or the stream broke."""
         try:
             async for response in self._call:
                 if response.HasField("summary"):
@@ -106,7 +102,7 @@ class StreamedCall:
             self._complete.set()
 
     def lose(self, error: grpc.aio.AioRpcError) -> None:
-        """Ends the call with `error`, by which the stream broke."""
+        """Ends the call with the stream's error."""
         self._error = error
         self._complete.set()
         self._call.cancel()

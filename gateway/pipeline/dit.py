@@ -1,4 +1,4 @@
-"""Requests for images, videos and audio, and the outputs that their stages send in pieces."""
+"""Requests for images, videos and audio, and their outputs in pieces."""
 
 import asyncio
 import math
@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import grpc
@@ -22,18 +21,16 @@ _DTYPES: dict[int, Any] = {tensor_pb2.DATA_TYPE_UINT8: np.uint8, tensor_pb2.DATA
 
 
 class Misfit(Unavailable):
-    """The dit and its source in the pipeline do not fit together, and never will."""
+    """A dit and its source in the pipeline never fit together."""
 
 
 def encoder_of(stage: Stage) -> Stage | None:
-    """The encoder that the dit `stage` reads from; None if it has its own encoders. Raises Misfit, Unavailable."""
+    """The encoder that a dit reads from; None: it has its own. Raises Misfit, Unavailable."""
     source = next(iter(stage.sources), None)
     assert stage.info is not None
     info = stage.info.dit
     if info.needs_source != (source is not None):
-        reason = (
-            "reads from an encoder: give it a source" if source is None else "has its own encoders: drop its source"
-        )
+        reason = "has its own encoders: drop its source" if source else "reads from an encoder: give it a source"
         raise Misfit(f"stage {stage.name} {reason} in the pipeline, or start it otherwise")
     if source is None:
         return None
@@ -45,9 +42,10 @@ def encoder_of(stage: Stage) -> Stage | None:
     return source
 
 
-def _read_from(encoder: Replica, start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> encoder_pb2.EncodeStart:
-    """Writes source and defaults into `start`, and returns the encoder's start message, with the same defaults."""
-    settle(start, info)
+def _read_from(encoder: Replica, start: dit_pb2.DitStart, stage: Stage) -> encoder_pb2.EncodeStart:
+    """Writes source and defaults into `start`, and returns the encoder's start message with the same defaults."""
+    assert stage.info is not None
+    settle(start, stage.info.dit)
     # Not the request's id: an encoder may still be ending the attempt before.
     stream_id = f"{start.request_id}-{secrets.token_hex(4)}"
     start.source.CopyFrom(encoder.source(stream_id))
@@ -72,13 +70,13 @@ def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
 async def generate(
     stage: Stage, start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
 ) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
-    """The responses of the dit `stage` to `start`. Closing the generator cancels the call.
+    """The responses of a dit. Closing the generator cancels the call.
 
     If a replica is lost before the first preview or piece, another replica's responses follow from the beginning, once.
 
     Args:
-        start: the request; its images and mask have no data.
-        media: files of the images, then the mask's file.
+        start: images and mask have no data.
+        media: files of the images, then of the mask.
         timeout_s: longest that all calls may take.
 
     Raises:
@@ -106,7 +104,7 @@ async def generate(
 async def _encode(
     encoder: Replica, start: encoder_pb2.EncodeStart, media: Sequence[bytes], timeout_s: float, dit: Any
 ) -> StageError | None:
-    """Calls the encoder, and returns its failure. Cancels the call to the `dit` then, whose stream may never come."""
+    """Calls the encoder. Returns its failure, after which it cancels the call to the `dit`."""
     call = encoder.call(start, media, timeout_s)
     try:
         async for _ in call:
@@ -122,19 +120,15 @@ async def _encode(
 async def _attempt(
     route: Route, leases: Sequence[Lease], start: dit_pb2.DitStart, media: Sequence[bytes], timeout_s: float
 ) -> AsyncGenerator[dit_pb2.DitServiceGenerateResponse, None]:
-    """The responses of one try. The leases are of the dit, and of its encoder if there is one."""
+    """The responses of one try. The leases are of the dit and, maybe, its encoder."""
     dit, *encoders = leases
     announced = deepcopy(start)
     parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
     for part, file in zip(parts, media, strict=True):
         part.kind, part.size_bytes = media_pb2.MEDIA_KIND_IMAGE, len(file)
-    encode = None
-    if encoders:
-        assert dit.stage.info is not None
-        encoder = encoders[0].replica
-        encode = partial(_encode, encoder, _read_from(encoder, announced, dit.stage.info.dit), media, timeout_s)
+    prompt = _read_from(encoders[0].replica, announced, dit.stage) if encoders else None
     call = dit.replica.call(announced, media, timeout_s)
-    encoding = encode and asyncio.create_task(encode(call))
+    encoding = prompt and asyncio.create_task(_encode(encoders[0].replica, prompt, media, timeout_s, call))
     complete = False
     try:
         async for response in call:
@@ -157,7 +151,7 @@ async def _attempt(
 
 
 def to_numpy(message: tensor_pb2.Tensor) -> np.ndarray:
-    """The array of `message`, read-only and not copied. Raises InternalError: the message contradicts itself."""
+    """A read-only view of the data. Raises InternalError: the message contradicts itself."""
     dtype, shape = _DTYPES.get(message.dtype), tuple(message.shape)
     if dtype is None or len(message.inline) != math.prod(shape) * np.dtype(dtype).itemsize:
         kind = tensor_pb2.DataType.Name(message.dtype)
@@ -166,11 +160,7 @@ def to_numpy(message: tensor_pb2.Tensor) -> np.ndarray:
 
 
 class Pieces:
-    """An output that arrives in pieces.
-
-    Attributes:
-        sample_rate_hz: sample rate of sound; 0 before the first piece.
-    """
+    """An output that arrives in pieces. `sample_rate_hz`, of sound, is 0 before the first one."""
 
     def __init__(self) -> None:
         self.sample_rate_hz = 0
@@ -178,7 +168,7 @@ class Pieces:
         self._received, self._total = 0, None
 
     def add(self, piece: dit_pb2.DitPiece) -> None:
-        """Appends a piece. Raises InternalError: it does not follow the piece before."""
+        """Raises InternalError: `piece` does not follow the one before."""
         part = to_numpy(piece.data)
         first = self._parts[0] if self._parts else part
         fits = part.ndim and (part.shape[1:], part.dtype) == (first.shape[1:], first.dtype)
@@ -196,8 +186,7 @@ class Pieces:
     def array(self) -> np.ndarray:
         """Image (height, width, 3), video (frames, height, width, 3) or sound (samples, channels).
 
-        Copies: call it in a thread. Raises InternalError: the output is not complete.
-        """
+        Copies: call it in a thread. Raises InternalError: not complete."""
         if not self.complete:
             raise InternalError(f"a stage sent {self._received} of {self._total or 'any'} rows of an output")
         return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gateway.pipeline.events import AudioDelta, Event, TextDelta
 from quartet.v1 import thinker_pb2
 
-# Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages down.
+# Events that may wait for a slow client. Beyond, the stages' streams are not read, which slows the stages.
 _MAX_WAITING = 64
 # Text that waits is joined up to so many tokens: each join copies what there is.
 _MAX_JOINED_TOKENS = 256
@@ -21,16 +21,13 @@ class EventBuffer:
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Event]] = deque()
         self._count = 0  # that were put since the last was taken
-        self._came: asyncio.Future[None] | None = None  # the one reader waits
-        self._room: deque[asyncio.Future[None]] = deque()  # writers wait
-        self._loop = asyncio.get_running_loop()
+        self._came, self._room = asyncio.Event(), asyncio.Event()
 
     async def put(self, index: int, event: Event) -> None:
         """Adds an event of answer `index` when there is room."""
         while self._count >= _MAX_WAITING:
-            room = self._loop.create_future()
-            self._room.append(room)
-            await room
+            self._room.clear()
+            await self._room.wait()
         self.put_now(index, event)
 
     def put_now(self, index: int, event: Event) -> None:
@@ -44,36 +41,26 @@ class EventBuffer:
         self.wake()
 
     def take(self) -> tuple[int, Event] | None:
-        """Removes the first event and returns it with the index of its answer; None if no event waits."""
+        """Removes the first event: (index of its answer, event); None if none waits."""
         if not self._waiting:
             return None
         first = self._waiting.popleft()
         self._count = len(self._waiting)
-        while self._room:
-            _end(self._room.popleft())
+        self._room.set()
         return first
 
     def wake(self, *_: object) -> None:
-        if self._came is not None:
-            _end(self._came)
+        self._came.set()
 
     async def wait(self, over: Callable[[], bool]) -> None:
         """Returns when an event waits, or when `over` is true at a `wake`."""
         while not self._waiting and not over():
-            self._came = self._loop.create_future()
-            try:
-                await self._came
-            finally:
-                self._came = None
-
-
-def _end(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+            self._came.clear()
+            await self._came.wait()
 
 
 def _joined(before: Event, event: Event) -> Event | None:
-    """Both events as one; None if they do not join, or are too large together."""
+    """None: they do not join, or are too large together."""
     match before, event:
         case TextDelta(first), TextDelta(second):
             if first.tool_calls or second.tool_calls or (first.text and second.reasoning):

@@ -1,4 +1,4 @@
-"""Events of an answer, in the order in which they happen."""
+"""Events of an answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 
 @dataclass(frozen=True, slots=True)
 class PromptRead:
-    """The first stage took the request: an answer follows.
+    """The first stage took the request.
 
     Attributes:
-        tokens: counts of the prompt's tokens; zeros if no thinker reads it.
+        tokens: zeros if no thinker reads the prompt.
         text: the spoken text, if it is the request's own.
     """
 
@@ -22,15 +22,13 @@ class PromptRead:
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """The next tokens of the prompt, with log-probabilities. They precede every TextDelta."""
+    """Tokens of the prompt, with log-probabilities. They precede every TextDelta."""
 
     tokens: Sequence[thinker_pb2.TokenLogprob]
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """New text, token ids, log-probabilities or parts of tool calls."""
-
     delta: thinker_pb2.GenerateDelta
 
 
@@ -43,25 +41,21 @@ class TextEnd:
 
 @dataclass(frozen=True, slots=True)
 class CodesDelta:
-    """The next codec frames. A frame is its codes, group 0 first."""
+    """Codec frames. A frame is its codes, group 0 first."""
 
     frames: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class AudioDelta:
-    """The next samples, mono PCM16, little-endian."""
+    """Samples, mono PCM16, little-endian."""
 
     pcm16: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is complete, text and sound.
-
-    Attributes:
-        summaries: summaries of the job's stages, by kind.
-    """
+    """The answer is complete. `summaries` of the stages are by kind."""
 
     summaries: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""The table of kinds of stages: sources, outputs, and how a request calls, links and reads each."""
+"""The table of kinds of stages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,16 +26,15 @@ class StageKind:
 
     Attributes:
         method: call that serves a request.
-        streamed_request: type of the call's requests; None if the call takes the start message alone.
+        streamed_request: type of the call's requests; None: it takes the start message alone.
         reads: kinds that it may read from.
         link: writes its neighbours into a start message.
         event: the client's event in a response to a start message. Raises ResponseFault.
-        separates_deltas: whether the answer to a start message may send its deltas by `StreamDeltas`.
-        is_model: whether clients name its model.
-        is_diffusion: whether its checkpoint is in diffusers' format.
-        shares_checkpoint: whether its sources must have its checkpoint.
-        caches_prompts: whether its replicas cache prompts.
-        loads_adapters: whether requests may name an adapter.
+        separates_deltas: whether the answer to a start message may come by `StreamDeltas`.
+        is_model: clients name its model.
+        is_diffusion: its checkpoint is in diffusers' format.
+        shares_checkpoint: its sources must have its checkpoint.
+        loads_adapters: requests may name an adapter.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Links between the stages of a request: which streams a start message names."""
+"""Streams that the start messages of a request name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from quartet.v1 import code2wav_pb2, server_info_pb2, stream_pb2
 
 @dataclass(frozen=True)
 class Source:
-    """A stage that another stage of the request reads from, with the stream that it opens for that reader."""
+    """A stage that another stage reads from, and the stream between them."""
 
     kind: str
     start: Any
@@ -21,9 +21,9 @@ class Links:
     """Neighbours of a stage in one request.
 
     Attributes:
-        sources: the stages that it reads from, in the order of the pipeline file.
-        stream_ids: names of the streams that it opens, one for each reader.
-        info: info of its own replica.
+        sources: in the order of the pipeline file.
+        stream_ids: streams that it opens, one for each reader.
+        info: of its own replica.
     """
 
     sources: Sequence[Source] = ()
@@ -44,7 +44,7 @@ def link_in_line(start: Any, links: Links) -> None:
 
 
 def link_decoder(start: code2wav_pb2.DecodeRequest, links: Links) -> None:
-    """Links a code2wav. It gets the talker's seed, and the talker's voice if it has voices of its own."""
+    """A code2wav gets the talker's seed, and its voice if it has voices of its own."""
     link_in_line(start, links)
     for source in links.sources:
         start.seed = source.start.sampling.seed % 2**64  # the talker's has a sign

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.pipeline.addresses import Resolver, resolve_host
-from gateway.pipeline.balance import MAX_IMBALANCE
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.stage import Stage
@@ -19,15 +18,13 @@ class Pipeline:
     Attributes:
         interval_s, timeout_s: time between two health checks of a replica, and longest that one may take.
         resolve_s: time between two look-ups of a name.
-        max_imbalance: see `balance.rendezvous`.
-        answer: the stages that make an answer, sources first.
+        answer: stages that make an answer, sources first.
     """
 
     config: PipelineConfig
-    interval_s: float
-    timeout_s: float
+    interval_s: float = 0.25
+    timeout_s: float = 1.0
     resolve_s: float = 1.0
-    max_imbalance: int = MAX_IMBALANCE
     resolver: Resolver = resolve_host
     channels: Channels = field(default_factory=Channels)
     by_name: dict[str, Stage] = field(default_factory=dict, init=False)
@@ -37,7 +34,7 @@ class Pipeline:
 
     async def __aenter__(self) -> "Pipeline":
         for name, config in self.config.stages.items():
-            self.by_name[name] = Stage(name, config, self.resolver, self.max_imbalance, self.channels)
+            self.by_name[name] = Stage(name, config, self.resolver, self.channels)
         for name in self.config.stages:
             for source in self.config.sources(name):
                 self.by_name[name].sources.append(self.by_name[source])
@@ -55,12 +52,12 @@ class Pipeline:
         await self.channels.close_all()
 
     def output(self, output: Output) -> Stage | None:
-        """The stage whose model clients name to get `output`, if the pipeline makes it."""
+        """The stage whose model makes `output`; None if the pipeline does not make it."""
         return self._outputs.get(output)
 
     @property
     def main(self) -> Stage:
-        """The stage of the first output, which the pipeline's `model` names."""
+        """The stage that the pipeline's `model` names."""
         return self.with_models[0]
 
     @property
@@ -68,7 +65,7 @@ class Pipeline:
         return list(dict.fromkeys(self._outputs.values()))
 
     def info(self, kind: str) -> Any | None:
-        """Info of the answer's stage of `kind`, e.g. ThinkerInfo; None before it is known."""
+        """Info of the answer's stage, e.g. ThinkerInfo; None before it is known."""
         found = next((stage for stage in self.answer if stage.kind == kind), None)
         return getattr(found.info, kind) if found and found.info else None
 
@@ -83,7 +80,6 @@ class Pipeline:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the state of every stage is known."""
         return all(stage.is_settled for stage in self.by_name.values())
 
     @property
@@ -94,6 +90,6 @@ class Pipeline:
 
     @property
     def voices(self) -> list[str]:
-        """Voices of the talker; empty before they are known."""
+        """The talker's; empty before they are known."""
         talker = self.info("talker")
         return list(talker.speakers) if talker else []

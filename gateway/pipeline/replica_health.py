@@ -1,8 +1,10 @@
-"""Health, identity and load of a replica, by checks."""
+"""Health, identity and load of a replica."""
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import grpc
 import structlog
@@ -11,11 +13,12 @@ from gateway import metrics
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 from services.common.rpc.channels import Channels
 
-# Health checks in a row without an answer before a replica that was serving counts as down: a busy machine may be late.
-# One whose connection is refused or reset is down at once.
+# Health checks in a row without an answer before a serving replica counts as down: a busy machine may be late. One
+# whose connection is refused or reset is down at once.
 LATE_CHECKS = 3
 _NOT_CHECKED = "not checked yet"
 
+_choices = itertools.count(1)
 Identity = tuple[str, str]  # model, digest of its config
 
 log = structlog.get_logger()
@@ -26,17 +29,18 @@ class ReplicaHealth:
 
     Args:
         address: "ip:port", for other stages too.
-        server_name: name in its certificate, with TLS; "" is the address's host.
+        server_name: name in its certificate; "" is the address's host.
         on_change: called when health or identity has changed.
 
     Attributes:
-        health: "SERVING", or else the reason, for people.
+        health: "SERVING", or the reason, for people.
         refusal: why it gets no requests although it is healthy.
-        info: its info; None until it was found serving.
-        down_since: `time.monotonic()` when it was found down; None while it serves.
+        info: None until it was found serving.
+        down_since: `time.monotonic()`; None while it serves.
         running, queued: its requests at the last check.
-        kv_cache_usage: used part of its KV cache, 0 to 1.
+        kv_cache_usage: 0 to 1.
         in_flight: requests of this gateway.
+        last_chosen: number of its last request, counted over all replicas.
         faults: calls that ended because it is gone, or takes no requests.
     """
 
@@ -48,11 +52,12 @@ class ReplicaHealth:
         self.refusal: str | None = None
         self.info: server_info_pb2.GetServerInfoResponse | None = None
         self.down_since: float | None = time.monotonic()
-        self.running = self.queued = self.in_flight = self.faults = 0
+        self.running = self.queued = self.in_flight = self.last_chosen = self.faults = 0
         self.kv_cache_usage = 0.0
         self._of_others = self._losses = self._revision = self._late = 0
         self._channels, self._on_change = channels, on_change
-        self._check_now = asyncio.Event()
+        self._check_now, self._idle = asyncio.Event(), asyncio.Event()
+        self._idle.set()
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -60,7 +65,7 @@ class ReplicaHealth:
 
     @property
     def identity(self) -> Identity | None:
-        """Identity that all replicas of a stage must share."""
+        """What all replicas of a stage must share."""
         return (self.info.model, self.info.config_digest) if self.info else None
 
     @property
@@ -81,7 +86,7 @@ class ReplicaHealth:
 
     @property
     def state(self) -> str:
-        """ "SERVING", or else why it gets no requests."""
+        """ "SERVING", or why it gets no requests."""
         return self.refusal if self.healthy and self.refusal else self.health
 
     @property
@@ -89,8 +94,25 @@ class ReplicaHealth:
         """Requests of other gateways at the last check, and of this gateway now."""
         return self._of_others + self.in_flight
 
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Counts a request of this gateway while the context lasts."""
+        self.in_flight += 1
+        self.last_chosen = next(_choices)
+        self._idle.clear()
+        metrics.CHOSEN.labels(self.stage, self.address).inc()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self._idle.set()
+
+    async def idle(self) -> None:
+        await self._idle.wait()
+
     def doubt(self) -> None:
-        """Has its health checked at once."""
+        """Has it checked at once."""
         self.faults += 1
         self._check_now.set()
 
@@ -102,15 +124,13 @@ class ReplicaHealth:
     async def watch(self, interval_s: float, timeout_s: float) -> None:
         while True:
             await self.check(timeout_s)
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._check_now.wait()
-            except TimeoutError:
-                continue
             self._check_now.clear()
 
     async def check(self, timeout_s: float) -> None:
-        """Requests its health, its load and, where it may have changed, its info."""
+        """Requests health, load and, where it may have changed, info."""
         was_healthy, losses = self.healthy, self._losses
         info: server_info_pb2.GetServerInfoResponse | None = None  # not self.info: checks may overtake each other
         try:

@@ -1,4 +1,4 @@
-"""Events in the responses of each kind of stage."""
+"""Events in the responses of stages."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ class ResponseFault(Exception):
 
 
 def no_event(start: Any, response: Any) -> Event | None:
-    """None: these responses have no event for clients."""
+    """None: clients see none of these responses."""
 
 
 def thinker_event(start: thinker_pb2.GenerateStart, response: thinker_pb2.GenerateResponse) -> Event | None:

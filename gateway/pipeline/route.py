@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 
 class Lease:
-    """A request's place at a replica, counted in its load until `end`."""
+    """A request's place at a replica, until `end`."""
 
     def __init__(self, stage: Stage, replica: Replica) -> None:
         self.stage, self.replica = stage, replica
@@ -30,7 +30,7 @@ class Lease:
         self._place.enter_context(replica.request())
 
     def end(self) -> None:
-        """Ends the lease. Later calls do nothing."""
+        """May be called again."""
         self._place.close()
 
     @property
@@ -43,8 +43,8 @@ class Route:
     """A request's way through `stages`.
 
     Args:
-        stages: at most one of them is of a kind that caches prompts.
-        key: names what that stage may have cached; see `balance.prompt_key`.
+        stages: at most one of them caches prompts.
+        key: see `balance.prompt_key`.
         lora: adapter that the replica must have; "": none.
     """
 
@@ -73,8 +73,7 @@ class Route:
     def failure(self, lease: Lease, error: grpc.aio.AioRpcError) -> StageError:
         """The error of a call that failed at the lease's replica.
 
-        If it blames another stage, that stage's replica is suspect too.
-        """
+        If it blames another stage, that stage's replica is suspect too."""
         reason = lease.replica.failure(error)
         if isinstance(reason, Unavailable):
             for other in self._leases:
@@ -85,8 +84,7 @@ class Route:
     async def again(self, error: StageError) -> bool:
         """Whether to try the request again, which ended with `error` before any output.
 
-        It is tried once more if a replica was lost or drains, and there is another. The leases must have ended.
-        """
+        It is, once, if a replica was lost or drains, and there is another. The leases must have ended."""
         suspects = [lease for lease in self._leases if lease.suspect]
         if self._retried or not isinstance(error, LOST) or not _replaceable(suspects):
             return False

@@ -1,4 +1,4 @@
-"""Runs a request through its stages: calls all at once, merges their events, ends them together."""
+"""Runs a request through its stages."""
 
 import asyncio
 import uuid
@@ -21,11 +21,10 @@ from gateway.pipeline.typed_text import TypedText
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
-# Stages get this much less time than the request has, so that their own error about the deadline still arrives.
+# Stages get so much less time than the request has: their own error about the deadline still arrives.
 _DEADLINE_MARGIN_S = 0.5
-# When one stage fails, its neighbours fail too, and their errors may arrive first. So the kind of error decides which
-# is the root: errors about the request itself precede errors about a lost neighbour. StageLost names the stage that is
-# gone, so it is a root from any stage.
+# When one stage fails, its neighbours fail too, perhaps earlier. So the kind of error decides which is the root: errors
+# about the request precede errors about a lost neighbour. StageLost names the stage that is gone: it is always a root.
 _ROOT_FIRST = (InvalidInput, QueueFull, DeadlineExceeded, InternalError, *LOST)
 ECHO_GRACE_S = 0.25
 
@@ -35,10 +34,10 @@ class Job:
     """A request for one answer.
 
     Attributes:
-        starts: start messages by kind of stage. A run sends copies with ids and sources.
+        starts: start messages by kind of stage.
         media: files of the first stage's media that have no data, in their order.
-        text: text that follows the text in the first stage's start message.
-        conversation_id: sends all turns of a conversation to one thinker; "": the prompt's beginning does.
+        text: follows the text in the first stage's start message.
+        conversation_id: all its turns go to one thinker; "": the prompt's beginning decides.
     """
 
     request_id: str
@@ -58,7 +57,7 @@ async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> Asyn
     A job's events begin with PromptRead and end with Finished. Closing the iterator cancels every stage.
 
     Raises:
-        StageError: the first job's that failed. `origin` is the kind of the stage at fault, "" the gateway.
+        StageError: of the first job that failed. `origin` is the kind of the stage at fault, "" the gateway.
     """
     events = EventBuffer()
     deadline = asyncio.get_running_loop().time() + timeout_s
@@ -86,49 +85,38 @@ def _has_failed(work: asyncio.Task[Any]) -> bool:
 
 
 class _Answer:
-    """A job on its way through the stages.
-
-    Attributes:
-        prompt_read: set when PromptRead is in `events`.
-        has_output: whether the client may have a part of the answer, which rules out a second attempt.
-    """
+    """A job on its way through the stages."""
 
     def __init__(self, pipeline: Pipeline, job: Job, index: int, events: EventBuffer, deadline: float) -> None:
-        self.job, self.index, self.events, self.deadline = job, index, events, deadline
+        self._job, self._index, self._events, self._deadline = job, index, events, deadline
         stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
         reader = next((job.starts[stage.kind] for stage in stages if KINDS[stage.kind].caches_prompts), None)
         key = job.conversation_id.encode() or (None if reader is None else prompt_key(reader, job.media))
-        self.route = Route(stages, job.request_id, key, "" if reader is None else reader.lora)
-        self.prompt_read = asyncio.Event()
-        self.has_output = False
-
-    async def run(self) -> None:
-        while True:
-            try:
-                with self.route.replicas() as leases:
-                    await _Attempt(self, leases).run()
-                return
-            except StageError as error:
-                if self.has_output or not await self.route.again(error):
-                    raise
-
-
-class _Attempt:
-    def __init__(self, answer: _Answer, leases: Sequence[Lease]) -> None:
-        self._answer, self._job, self._leases = answer, answer.job, leases
-        self._failed = False
+        self._route = Route(stages, job.request_id, key, "" if reader is None else reader.lora)
+        self._prompt_read = asyncio.Event()  # set when PromptRead is in `events`
+        self._has_output = False  # the client may have a part of the answer, which rules out a second attempt
+        self._failed = False  # a stage of this attempt has
         self._early: list[thinker_pb2.GenerateDelta] = []  # deltas that came before the prompt was read
 
     async def run(self) -> None:
-        starts = linked_starts(self._job.request_id, self._job.starts, self._leases)
-        calls = [self._call(lease, starts[lease.stage.kind]) for lease in self._leases]
-        summaries = await gather_or_cancel(calls)
-        kinds = [lease.stage.kind for lease in self._leases]
-        await self._emit(Finished(dict(zip(kinds, summaries, strict=True))))
+        while True:
+            self._failed, self._early = False, []
+            try:
+                with self._route.replicas() as leases:
+                    await self._attempt(leases)
+                return
+            except StageError as error:
+                if self._has_output or not await self._route.again(error):
+                    raise
 
-    async def _call(self, lease: Lease, start: Any) -> Any:
-        """Calls the lease's replica, emits its events, and returns its summary. Raises StageError."""
-        kind, is_first = KINDS[lease.stage.kind], lease is self._leases[0]
+    async def _attempt(self, leases: Sequence[Lease]) -> None:
+        starts = linked_starts(self._job.request_id, self._job.starts, leases)
+        calls = [self._call(lease, starts[lease.stage.kind], lease is leases[0]) for lease in leases]
+        await self._emit(Finished(dict(await gather_or_cancel(calls))))
+
+    async def _call(self, lease: Lease, start: Any, is_first: bool) -> tuple[str, Any]:
+        """Calls a replica, emits its events, and returns (kind of stage, summary). Raises StageError."""
+        kind = KINDS[lease.stage.kind]
         call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text, self._take_delta)
         summary = None
         try:
@@ -139,7 +127,7 @@ class _Attempt:
                     await self._emit(event, is_first)
         except grpc.aio.AioRpcError as error:
             self._failed = True
-            raise self._answer.route.failure(lease, error) from error
+            raise self._route.failure(lease, error) from error
         except ResponseFault as fault:
             raise lease.stage.fault(str(fault)) from None
         finally:
@@ -147,41 +135,40 @@ class _Attempt:
             lease.end()
         if summary is None:
             raise lease.stage.fault("ended the call without a summary")
-        return summary
+        return kind.name, summary
 
     async def _emit(self, event: Event, is_first: bool = True) -> None:
-        """Sends an event to the client; events of later stages wait for PromptRead."""
+        """Sends an event; those of later stages wait for PromptRead."""
         if self._failed:  # output of the other stages must not prevent a second attempt
             return
-        answer = self._answer
         if isinstance(event, PromptRead):
-            if answer.prompt_read.is_set():  # by the attempt before
+            if self._prompt_read.is_set():  # by the attempt before
                 return
-            await answer.events.put(answer.index, event)
-            answer.prompt_read.set()
+            await self._events.put(self._index, event)
+            self._prompt_read.set()
             for delta in self._early:
                 self._take_delta(delta)
             return
         if not is_first:
-            await answer.prompt_read.wait()  # the calls are read side by side: sound may be here first
-        answer.has_output = True
-        await answer.events.put(answer.index, event)
+            await self._prompt_read.wait()  # the calls are read side by side: sound may be here first
+        self._has_output = True
+        await self._events.put(self._index, event)
 
     def _take_delta(self, delta: thinker_pb2.GenerateDelta) -> None:
-        """Sends a delta that came outside of the call, and does not wait for a slow client."""
-        if not self._answer.prompt_read.is_set():
+        """Sends a delta that came outside of the call; waits for no client."""
+        if not self._prompt_read.is_set():
             self._early.append(delta)
         elif not self._failed:
-            self._answer.has_output = True
-            self._answer.events.put_now(self._answer.index, TextDelta(delta))
+            self._has_output = True
+            self._events.put_now(self._index, TextDelta(delta))
 
     def _time_left_s(self) -> float:
-        left_s = self._answer.deadline - asyncio.get_running_loop().time()
+        left_s = self._deadline - asyncio.get_running_loop().time()
         return max(left_s - min(_DEADLINE_MARGIN_S, left_s / 10), 0.001)
 
 
 def linked_starts(request_id: str, starts: Mapping[str, Any], leases: Sequence[Lease]) -> dict[str, Any]:
-    """Copies of the leases' start messages, by kind, with the request's id and their neighbours."""
+    """Copies of start messages, by kind, with the request's id and their neighbours."""
     linked = {lease.stage.kind: deepcopy(starts[lease.stage.kind]) for lease in leases}
     replicas = {lease.stage.kind: lease.replica for lease in leases}
     sources: dict[str, list[Source]] = {kind: [] for kind in linked}
@@ -202,7 +189,7 @@ async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[An
     """Results of `parts`, run at the same time. If one fails, or this is cancelled, all others end first.
 
     Raises:
-        StageError: the root error. If the first error may be the echo of another, the others have ECHO_GRACE_S to fail.
+        StageError: the root error. If the first may be the echo of another, the others have ECHO_GRACE_S to fail.
     """
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
@@ -220,7 +207,7 @@ async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[An
 
 
 def _failures(tasks: Sequence[asyncio.Future[Any]]) -> list[StageError]:
-    """Errors of stages in the order of `tasks`. Any other exception is a bug, and raised."""
+    """Errors of stages. Any other exception is a bug, and raised."""
     failures = []
     for task in tasks:
         error = task.exception() if task.done() and not task.cancelled() else None

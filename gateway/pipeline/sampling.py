@@ -26,13 +26,13 @@ class _Sampling(Strict):
     seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
 
     def over(self, defaults: "_Sampling") -> dict[str, Any]:
-        """The parameters that are set here or in `defaults`, of the fields of `defaults`. Those set here win."""
+        """The parameters of `defaults`, overridden by those set here."""
         own = self.model_dump(include=set(type(defaults).model_fields), exclude_none=True)
         return defaults.model_dump(exclude_none=True) | own
 
 
 class ThinkerSampling(_Sampling):
-    """How text is sampled. None means the pipeline's value, or else the checkpoint's."""
+    """How text is sampled. None: the pipeline's value, or the checkpoint's."""
 
     temperature: Temperature | None = Field(default=None, description="0 is greedy")
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
@@ -48,7 +48,7 @@ class ThinkerSampling(_Sampling):
 
 
 class TalkerSampling(_Sampling):
-    """How codec frames are sampled. None means the pipeline's value, or else the checkpoint's."""
+    """How codec frames are sampled. None: the pipeline's value, or the checkpoint's."""
 
     temperature: Temperature | None = Field(default=None, description="0 is greedy for talker and code predictor")
     top_k: NotNegative | None = Field(default=None, description="codes kept; 0 keeps all")

@@ -1,4 +1,4 @@
-"""A stage of the pipeline: its replicas, their common identity, and the choice of one for a request."""
+"""A stage of the pipeline: its replicas, their identity, and the choice of one for a request."""
 
 import asyncio
 import time
@@ -30,10 +30,8 @@ def mark_incompatible(
 ) -> Identity | None:
     """Sets each replica's `refusal`, and returns the stage's new identity.
 
-    The identity `before` stays until no replica with it serves or has only just gone; then the most frequent one
-    follows. So a stage whose replicas are replaced one by one changes its model as a whole. `sources` are replicas
-    whose checkpoint the stage must have.
-    """
+    The identity `before` stays until no replica with it serves, or was lost less than HOLD_S ago. The most frequent one
+    follows. `sources` are replicas whose checkpoint the stage must have."""
     for replica in replicas:
         replica.refusal = next(filter(None, (_misfit(replica, source) for source in sources)), None)
     fitting = {replica: replica.identity for replica in replicas if replica.identity and replica.refusal is None}
@@ -75,13 +73,10 @@ def _difference(theirs: Identity, ours: Identity) -> str:
 class Stage:
     """A stage's replicas.
 
-    Args:
-        max_imbalance: see `balance.rendezvous`.
-
     Attributes:
-        replicas: its replicas, by address.
-        info: info of its replicas; None until one was found serving.
-        sources, readers: the stages that it reads from, and that read from it.
+        replicas: by address.
+        info: of its replicas; None until one was found serving.
+        sources, readers: stages that it reads from, and that read from it.
     """
 
     def __init__(
@@ -89,7 +84,6 @@ class Stage:
         name: str,
         config: StageConfig,
         resolver: Resolver = resolve_host,
-        max_imbalance: int = balance.MAX_IMBALANCE,
         channels: Channels | None = None,
     ) -> None:
         self.name, self.kind = name, config.kind
@@ -97,7 +91,7 @@ class Stage:
         self.info: server_info_pb2.GetServerInfoResponse | None = None
         self.sources: list[Stage] = []
         self.readers: list[Stage] = []
-        self._max_imbalance, self._channels = max_imbalance, channels or Channels()
+        self._channels = channels or Channels()
         self._identity: Identity | None = None
         self._leaving: dict[str, tuple[Replica, asyncio.Task[None]]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -111,12 +105,12 @@ class Stage:
     @property
     def is_settled(self) -> bool:
         """Whether a replica serves, or all names and replicas were checked."""
-        looked_up = self._names.is_settled and all(replica.was_checked for replica in self.replicas.values())
-        return self.serving or looked_up
+        checked = self._names.is_settled and all(replica.was_checked for replica in self.replicas.values())
+        return self.serving or checked
 
     @property
     def state(self) -> str:
-        """ "SERVING" if a replica serves, or else why none does, for people."""
+        """ "SERVING", or why no replica serves, for people."""
         states = {address: replica.state for address, replica in self.replicas.items()}
         if "SERVING" in states.values():
             return "SERVING"
@@ -131,20 +125,19 @@ class Stage:
             raise self.unavailable()
 
     def unavailable(self) -> Unavailable:
-        """The error of requests while the stage does not serve."""
         error = Unavailable(f"the {self.kind} is not serving")
         error.origin, error.detail = self.kind, f"stage {self.name}: {self.state}"
         return error
 
     def fault(self, what: str) -> InternalError:
-        """The error after the stage broke the contract. `what` completes "stage NAME ..."."""
+        """The error of a stage that broke the contract. `what` completes "stage NAME ..."."""
         error = InternalError(f"stage {self.name} {what}")
         error.origin = self.kind
         return error
 
     @property
     def loras(self) -> dict[str, str]:
-        """Digests of the adapters that serving replicas have, by name; the most frequent one if they differ."""
+        """Digests of adapters at serving replicas, by name; the most frequent one if they differ."""
         found: dict[str, Counter[str]] = {}
         for replica in self.replicas.values():
             for name, digest in replica.loras.items() if replica.serving else ():
@@ -155,30 +148,29 @@ class Stage:
         """The replica for a request; the caller enters its `request()` before it awaits anything.
 
         Args:
-            key: names what a replica may have cached.
+            key: see `balance.rendezvous`.
             avoid: replicas to choose only if there is no other.
             lora: adapter that it must have; "": none.
 
         Raises:
             Unavailable: no replica serves, or none has the adapter.
         """
-        self.require_serving()
         serving = [replica for replica in self.replicas.values() if replica.serving]
         if lora:
-            digest = self.loras.get(lora)
-            serving = [replica for replica in serving if digest is not None and replica.loras.get(lora) == digest]
-            if not serving:
-                raise self.unavailable()
+            wanted = lora, self.loras.get(lora)
+            serving = [replica for replica in serving if wanted in replica.loras.items()]
+        if not serving:
+            raise self.unavailable()
         serving = [replica for replica in serving if replica not in avoid] or serving
         if key is None or len(serving) == 1:
             return balance.power_of_two(serving)
-        chosen = balance.rendezvous(key, serving, self._max_imbalance)
+        chosen = balance.rendezvous(key, serving)
         outcome = "preferred" if chosen is balance.preferred(key, serving) else "diverted"
         metrics.AFFINITY.labels(self.name, outcome).inc()
         return chosen
 
     async def watch(self, resolve_s: float, interval_s: float, timeout_s: float) -> None:
-        """Resolves names every `resolve_s` and checks each replica every `interval_s`, for ever."""
+        """Resolves names and checks replicas, for ever."""
         self._timing = interval_s, timeout_s
         for address in self.replicas:
             self._start_watch(address)
@@ -186,8 +178,7 @@ class Stage:
             await self._names.watch(resolve_s)
             await asyncio.get_running_loop().create_future()  # literal addresses: only the checks go on
         finally:
-            leaving = [task for _, task in self._leaving.values()]
-            tasks = [*self._watches.values(), *leaving]
+            tasks = [*self._watches.values(), *(task for _, task in self._leaving.values())]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -223,7 +214,7 @@ class Stage:
             self._start_watch(address)
 
     def _remove(self, address: str) -> None:
-        """Sends no new requests there, and closes the connection when the last one has ended."""
+        """Closes the connection when the replica's last request has ended."""
         replica = self.replicas.pop(address)
         log.info("replica removed", name=self.name, address=address, in_flight=replica.in_flight)
         if (watch := self._watches.pop(address, None)) is not None:
@@ -241,7 +232,7 @@ class Stage:
         self._watches[address] = asyncio.create_task(self.replicas[address].watch(*self._timing))
 
     def _changed(self) -> None:
-        """Decides again which replicas are refused, here and in the stages that read from this one."""
+        """Decides which replicas are refused, here and in the readers."""
         replicas = list(self.replicas.values())
         before = {replica: replica.refusal for replica in replicas}
         shared = self.sources if KINDS[self.kind].shares_checkpoint else ()

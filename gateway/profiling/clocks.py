@@ -1,4 +1,4 @@
-"""Measures stages' clocks against the gateway's, to align spans of several hosts."""
+"""Stages' clocks against the gateway's, to align spans of several hosts."""
 
 import time
 from dataclasses import dataclass
@@ -11,19 +11,14 @@ SAMPLES = 5
 
 @dataclass(frozen=True)
 class Clock:
-    """A stage's Unix clock against this process's.
-
-    Attributes:
-        ahead_ns: lead of the stage's clock.
-        uncertain_ns: greatest error: half of a round trip.
-    """
+    """A stage's Unix clock: its lead, and the greatest error, half of a round trip."""
 
     ahead_ns: int
     uncertain_ns: int
 
     @property
     def offset_ns(self) -> int:
-        """Nanoseconds to subtract from the stage's times: 0 unless the clocks certainly differ."""
+        """To subtract from the stage's times: 0 unless the clocks certainly differ."""
         return self.ahead_ns if abs(self.ahead_ns) > self.uncertain_ns else 0
 
 

@@ -1,8 +1,9 @@
-"""Profiles of all stage replicas, beside the gateway's own spans."""
+"""Profiles of all replicas, and the gateway's own spans."""
 
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ GATEWAY = "gateway"
 
 @dataclass
 class ReplicaProfile:
-    """A replica's profile, or its failure. `files` are (process, local file)."""
+    """A replica's profile, or failure. `files` are (process, local file)."""
 
     replica: Replica
     failure: StageError | None = None
@@ -33,7 +34,7 @@ class ReplicaProfile:
 
 
 class Profiler:
-    """Profiles the stages of `pipeline`. For one event loop. Stages keep the profiles: any gateway can stop them."""
+    """Profiles the stages of a pipeline. They keep the profiles: any gateway can stop them."""
 
     def __init__(self, pipeline: Pipeline, spans: Spans, timeout_s: float) -> None:
         self._pipeline, self._spans, self._timeout_s = pipeline, spans, timeout_s
@@ -42,7 +43,7 @@ class Profiler:
         self._turn = asyncio.Lock()
 
     def replicas(self, stages: Sequence[str] | None = None) -> list[Replica]:
-        """Replicas of the named stages, or of all. Raises InvalidInput: no such stage."""
+        """Of the named stages, or of all. Raises InvalidInput: no such stage."""
         known = self._pipeline.by_name
         for name in stages or ():
             if name not in known:
@@ -50,8 +51,7 @@ class Profiler:
         return [replica for name in dict.fromkeys(stages or known) for replica in known[name].replicas.values()]
 
     async def start(self, replicas: Sequence[Replica], seconds: float) -> dict[Replica, float | StageError]:
-        """Starts profiles of at most `seconds` (0: each replica's own limit) and returns each replica's limit in
-        seconds, or its failure.
+        """Starts profiles of at most `seconds` (0: each replica's own limit); returns each one's limit, or failure.
 
         Raises:
             AlreadyExists: a replica records already: all are stopped.
@@ -85,14 +85,13 @@ class Profiler:
 
     async def _discard(self, replica: Replica) -> None:
         try:
-            stub = profile_pb2_grpc.ProfileServiceStub(replica.channel)
-            async for _ in stub.StopProfile(profile_pb2.StopProfileRequest(), timeout=self._timeout_s):
+            async for _ in self._stop(replica):
                 pass
         except grpc.aio.AioRpcError as error:
             replica.failure(error)
 
     async def stop(self, directory: Path) -> tuple[list[ReplicaProfile], list[dict[str, Any]]]:
-        """Stops all profiles: (the replicas' profiles with files in `directory`, the gateway's spans).
+        """Stops all profiles: (those of replicas with files in `directory`, the gateway's spans).
 
         Raises:
             NotFound: no replica has a profile.
@@ -109,12 +108,13 @@ class Profiler:
             self._started = {}
             if watch is not None:
                 self._spans.unwatch(watch)
-            if failure := next((each.failure for each in found if all(other.failure for other in found)), None):
+            stopped = [each for each in found if each.failure is None]
+            if not stopped and (failure := found[0].failure):
                 raise failure
-            return found, self._own(watch, [each for each in found if each.failure is None])
+            return found, self._own(watch, stopped)
 
     def _own(self, watch: Watch | None, fetched: Sequence[ReplicaProfile]) -> list[dict[str, Any]]:
-        """This gateway's spans in the time of the fetched profiles."""
+        """This gateway's spans while the profiles were recorded."""
         start_unix_ns = min(each.profile.start_unix_ns - each.clock.offset_ns for each in fetched)
         end_unix_ns = max(each.profile.end_unix_ns - each.clock.offset_ns for each in fetched)
         to_unix_ns = monotonic_to_unix_ns()
@@ -129,17 +129,19 @@ class Profiler:
     async def _fetch(self, replica: Replica, prefix: Path) -> ReplicaProfile:
         """Fetches a profile into files that begin with `prefix`."""
         fetched = ReplicaProfile(replica)
-        stub = profile_pb2_grpc.ProfileServiceStub(replica.channel)
         try:
-            call = stub.StopProfile(profile_pb2.StopProfileRequest(), timeout=self._timeout_s)
-            await _receive(call, fetched, prefix)
+            await _receive(self._stop(replica), fetched, prefix)
             fetched.clock = await clock_of(replica, CLOCK_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             fetched.failure = self._why(replica, error)
         return fetched
 
+    def _stop(self, replica: Replica) -> Any:
+        stub = profile_pb2_grpc.ProfileServiceStub(replica.channel)
+        return stub.StopProfile(profile_pb2.StopProfileRequest(), timeout=self._timeout_s)
+
     def _why(self, replica: Replica, error: grpc.aio.AioRpcError) -> StageError:
-        """Why a replica has no profile. NotFound: none was started, or it cannot."""
+        """Why a replica has no profile. NotFound: none was started, or it takes none."""
         failure = replica.failure(error)
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # a stage of another make
             return NotFound("it takes no profiles")
@@ -149,27 +151,22 @@ class Profiler:
 
 
 async def _receive(messages: Any, fetched: ReplicaProfile, prefix: Path) -> None:
-    opened = None
-    try:
+    with ExitStack() as files:
+        opened = None
         async for message in messages:
             match message.WhichOneof("payload"):
                 case "profile":
                     fetched.profile = message.profile
                 case "file":
-                    if opened is not None:
-                        opened.close()
                     path = prefix.with_name(f"{prefix.name}-{len(fetched.files)}.json.gz")
                     fetched.files.append((message.file.process, path))
-                    opened = path.open("wb")
+                    opened = files.enter_context(path.open("wb"))
                 case "data" if opened is not None:
                     await asyncio.to_thread(opened.write, message.data)
-    finally:
-        if opened is not None:
-            opened.close()
 
 
 def as_json(span: profile_pb2.Span, offset_ns: int = 0) -> dict[str, Any]:
-    """A span for JSON; times are microseconds of Unix time less `offset_ns`."""
+    """A span; times are microseconds of Unix time less `offset_ns`."""
 
     def unix_us(at_ns: int) -> float:
         return (at_ns - offset_ns) / 1000
@@ -189,7 +186,7 @@ def as_json(span: profile_pb2.Span, offset_ns: int = 0) -> dict[str, Any]:
 
 
 def manifest(fetched: Sequence[ReplicaProfile], own: list[dict[str, Any]]) -> dict[str, Any]:
-    """The archive's `profile.json`; times are microseconds of this gateway's Unix time."""
+    """`profile.json`; times are microseconds of this gateway's Unix time."""
     return {
         "made_at": int(time.time()),
         "processes": [

@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 
 from cli.plan import PIPELINE
 from gateway.access.api_keys import digest, new_key, read_key_file
+from gateway.access.client_secrets import ClientSecrets
 from gateway.http.middleware import OPEN_PATHS, RequireKey
 from gateway.settings import GatewaySettings
 from gateway.yaml_source import YamlError
@@ -262,7 +263,9 @@ async def test_a_websocket_needs_a_key_too():
         sent.append(message)
 
     keys: Any = NoKeys()
-    await RequireKey(app, keys)({"type": "websocket", "path": "/v1/realtime", "headers": []}, receive, send)
+    await RequireKey(app, keys, ClientSecrets())(
+        {"type": "websocket", "path": "/v1/realtime", "headers": []}, receive, send
+    )
     assert (reached, sent) == ([], [{"type": "websocket.close", "code": 1008}])
 
 

@@ -14,11 +14,11 @@ from PIL import Image
 from gateway.media import fetch
 from gateway.media.check import check
 from gateway.media.fetch import Fetcher, MediaError, decode_base64, decode_data_url
-from gateway.settings import GatewaySettings, MediaLimits
+from gateway.settings import GatewaySettings
 
 
-def limits(**changes) -> MediaLimits:
-    return GatewaySettings(pipeline=Path("unused.yaml"), **changes).media_limits
+def limits(**changes) -> GatewaySettings:
+    return GatewaySettings(pipeline=Path("unused.yaml"), **changes)
 
 
 @asynccontextmanager
@@ -113,7 +113,7 @@ async def test_each_redirect_is_checked(monkeypatch):
         assert "/out" in requests[-1]
 
 
-async def test_size_time_type_and_status():
+async def test_size_time_type_and_status(monkeypatch):
     pages = {
         "/big": page(bytes(1001)),
         "/undeclared": page(bytes(1001), length=False),
@@ -134,9 +134,10 @@ async def test_size_time_type_and_status():
         ]:
             with pytest.raises(MediaError, match=says):
                 await get(origin + path, **limits)
-        with pytest.raises(MediaError, match=r"longer than the 0\.5 s"):
-            await get(f"{origin}/slow", **limits, media_fetch_timeout_s=0.5)
         assert await get(f"{origin}/octets", **limits) == b"abc"
+        monkeypatch.setattr(fetch, "FETCH_TIMEOUT_S", 0.5)
+        with pytest.raises(MediaError, match=r"longer than the 0\.5 s"):
+            await get(f"{origin}/slow", **limits)
 
 
 async def test_no_cookies_are_kept():

@@ -3,10 +3,13 @@
 import asyncio
 import itertools
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from gateway.pipeline import balance
 from gateway.pipeline.balance import power_of_two, prompt_key, rendezvous
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.route import Lease
@@ -19,15 +22,13 @@ from tests.support.systems.routing import KINDS, LONG_S, Routed, job, routed
 LOST_BEFORE_OUTPUT = {"thinker": 1, "talker": 0, "code2wav": 0}  # the prompt is read, no text is written
 
 
-class Candidate:
+def candidate(address: str, load: int = 0) -> Any:
     """A replica to choose."""
-
-    def __init__(self, address: str, load: int = 0) -> None:
-        self.address, self.load, self.last_chosen = address, load, 0
+    return SimpleNamespace(address=address, load=load, last_chosen=0)
 
 
 def test_a_key_keeps_its_replica_when_others_come_and_go():
-    replicas = [Candidate(f"10.0.0.{i}:50051") for i in range(5)]
+    replicas = [candidate(f"10.0.0.{i}:50051") for i in range(5)]
     keys = [bytes([i]) for i in range(200)]
     before = {key: rendezvous(key, replicas) for key in keys}
     assert {replica.address for replica in before.values()} == {replica.address for replica in replicas}
@@ -36,23 +37,24 @@ def test_a_key_keeps_its_replica_when_others_come_and_go():
         assert fewer is before[key] or before[key] is replicas[-1]
 
 
-def test_a_key_leaves_a_replica_that_is_much_more_loaded():
-    replicas = [Candidate("a:1"), Candidate("b:1"), Candidate("c:1")]
-    first = rendezvous(b"k", replicas)
+def test_a_key_leaves_a_replica_that_is_much_more_loaded(monkeypatch):
+    replicas = [candidate("a:1"), candidate("b:1"), candidate("c:1")]
+    first: Any = rendezvous(b"k", replicas)
     first.load = 1
     assert rendezvous(b"k", replicas) is first
     first.load = 2
     second = rendezvous(b"k", replicas)
     assert second is not first
-    assert rendezvous(b"k", replicas, max_imbalance=3) is first
+    monkeypatch.setattr(balance, "_MAX_IMBALANCE", 3)
+    assert rendezvous(b"k", replicas) is first
 
 
 def test_the_less_loaded_of_two_and_of_equals_the_one_idle_for_longer():
-    a, b = Candidate("a:1", 3), Candidate("b:1", 2)
+    a, b = candidate("a:1", 3), candidate("b:1", 2)
     assert power_of_two([a, b]) is b
     a.load, b.last_chosen = 2, 1
     assert power_of_two([a, b]) is a
-    many = [Candidate(f"{i}:1", i) for i in range(8)]
+    many = [candidate(f"{i}:1", i) for i in range(8)]
     assert all(power_of_two(many) is not many[-1] for _ in range(100))
 
 

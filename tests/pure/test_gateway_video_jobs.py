@@ -89,7 +89,7 @@ async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
     away = Stage("dit", load_pipeline(PIPELINE, {"dit": "127.0.0.1:9"}).stages["dit"])
     settings = GatewaySettings(pipeline=PIPELINE, max_running_videos=1, max_queued_videos=1, drain_timeout_s=1)
     store = SlowStore(tmp_path, 60)
-    async with store, VideoJobs(store, settings.video_limits) as jobs:
+    async with store, VideoJobs(store, settings) as jobs:
         start = dit_pb2.DitStart(request_id=video.id)
         submitting = asyncio.create_task(jobs.submit(video, away, start, None, on_end=lambda: None))
         await store.added.wait()

@@ -10,6 +10,7 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from gateway.access.api_keys import digest
+from gateway.dialects.realtime import session_handler
 from tests.support.clients.realtime_client import TONE, RealtimeClient, base64_of, session
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import Running, running
@@ -105,8 +106,9 @@ async def test_a_session_ends_when_its_time_is_over():
         await gateway.until(lambda: gateway.app.state.gateway.realtime_sessions == 0)
 
 
-async def test_there_are_no_more_sessions_and_items_than_are_allowed():
-    async with running(max_realtime_sessions=1, max_realtime_items=2) as gateway, session(gateway) as client:
+async def test_there_are_no_more_sessions_and_items_than_are_allowed(monkeypatch):
+    monkeypatch.setattr(session_handler, "MAX_ITEMS", 2)
+    async with running(max_realtime_sessions=1) as gateway, session(gateway) as client:
         async with connect(gateway.url.replace("http", "ws") + "/v1/realtime") as socket:
             refused = RealtimeClient(socket)
             assert (await refused.event())["error"]["code"] == "session_limit"
@@ -193,7 +195,7 @@ async def test_a_fault_of_ours_is_an_error_of_one_event(gateway, monkeypatch):
 
 
 async def test_a_commit_that_is_refused_loses_nothing(gateway, monkeypatch):
-    monkeypatch.setattr(gateway.app.state.gateway.settings, "max_realtime_items", 1)
+    monkeypatch.setattr(session_handler, "MAX_ITEMS", 1)
     async with session(gateway) as client:
         said = (await client.say("Hi"))["item"]["id"]
         await client.send("input_audio_buffer.append", audio=base64_of(TONE))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import soxr
 
+from gateway.dialects.realtime import session_handler
 from services.common.errors import QueueFull
 from tests.support.clients.realtime_client import RealtimeClient, base64_of, kinds, session
 from tests.support.samples.espeak import recording
@@ -105,7 +106,7 @@ async def test_a_session_that_only_writes_down(speech_gateway: Running, sentence
 
 
 async def test_the_oldest_turns_go_where_only_their_text_counts(speech_gateway: Running, monkeypatch) -> None:
-    monkeypatch.setattr(speech_gateway.app.state.gateway.settings, "max_realtime_items", 2)
+    monkeypatch.setattr(session_handler, "MAX_ITEMS", 2)
     async with session(speech_gateway, None, query="intent=transcription") as client:
         audio = {"input": {"turn_detection": None}}
         await client.ask("session.update", "session.updated", session={"type": "transcription", "audio": audio})

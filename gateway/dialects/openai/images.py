@@ -44,7 +44,7 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     """Makes images from a prompt and other images; the body is a form."""
     if not is_form(http):
         raise ApiError(400, "the body must be multipart/form-data: images are sent as files", None, "invalid_form")
-    limit_s, most = gateway.settings.request_timeout_s, gateway.fetcher.limits.max_parts + 1
+    limit_s, most = gateway.settings.request_timeout_s, gateway.fetcher.limits.media_max_parts + 1
     request, files = await read_form(http, ImageRequest, limit_s, {"image", "mask"}, most)
     images, masks = files.get("image", []), files.get("mask", [])
     if not images:

@@ -51,7 +51,7 @@ async def _respond(http: Request, gateway: Gateway, model: type[TranslationReque
     if not files:
         raise invalid("file", "required, but missing", "missing_required_parameter")
     (content,) = files["file"]
-    if len(content) > (most := gateway.fetcher.limits.max_bytes):
+    if len(content) > (most := gateway.fetcher.limits.media_max_bytes):
         raise invalid("file", f"is larger than {most} bytes", "invalid_media")
     sound = FileSound(content, request.pauses, limit_s)
     run = TranscriptionRun(gateway, request, sound, http.state.request_id, http.state.log)

@@ -22,6 +22,7 @@ from gateway.listening.detector import DetectorError
 
 # Events that do not change the input of a speculative answer.
 _HARMLESS = (events.AudioAppend, events.ItemRetrieve, events.ResponseCancel)
+MAX_ITEMS = 1000  # of a session's conversation
 _MAX_SIDE_RESPONSES = 8  # out of band, at a time
 
 
@@ -35,7 +36,7 @@ class SessionHandler:
     ) -> None:
         self._gateway, self._outbox, self._key, self._log = gateway, outbox, key, log
         self.session = session
-        self.conversation = Conversation(gateway.settings.max_realtime_items, gateway.settings.max_realtime_bytes)
+        self.conversation = Conversation(MAX_ITEMS, gateway.settings.max_realtime_bytes)
         self.buffer = InputBuffer(session.input_format)
         self.active: Response | None = None
         self._responses: dict[str, Response] = {}

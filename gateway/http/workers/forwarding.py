@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import httpx
 import structlog
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,7 +40,7 @@ log = structlog.get_logger()
 
 
 class WorkerRouter:
-    """Serves a request here, in the first worker, or in all of them."""
+    """Serves a request here, in the first worker, or in all."""
 
     def __init__(self, app: ASGIApp, worker: Worker) -> None:
         self._app, self._worker = app, worker
@@ -56,8 +57,8 @@ class WorkerRouter:
             response = merge(answers) if answers else error_response(_unreachable())
             await response(scope, receive, send)
         elif not self._worker.is_first and path.startswith(_KEPT_BY_FIRST):
-            client = _Client(receive)
-            with suppress(ClientGone):
+            client = _Client(scope, receive)
+            with suppress(ClientGone, ClientDisconnect):
                 await while_connected(client.receive_after_body, self._forward(scope, client, send))
         else:
             await self._app(scope, receive, send)
@@ -70,7 +71,7 @@ class WorkerRouter:
         return self._clients[number]
 
     async def _ask_all(self, scope: Scope) -> list[tuple[int, Response]]:
-        """(number, answer) of every worker that can be reached."""
+        """(number, answer) of every reachable worker."""
 
         async def ask(number: int) -> tuple[int, Response] | None:
             try:
@@ -85,7 +86,7 @@ class WorkerRouter:
 
     async def _forward(self, scope: Scope, client: "_Client", send: Send) -> None:
         first = self._to(_FIRST)
-        headers, body = _passed_on(scope["headers"]), client.body()
+        headers, body = _passed_on(scope["headers"]), client.pieces()
         try:
             request = first.build_request(scope["method"], _target(scope), headers=headers, content=body)
             answer = await first.send(request, stream=True)
@@ -104,26 +105,22 @@ class WorkerRouter:
             await answer.aclose()
 
 
-class _Client:
-    """A client's messages: first the body, later its disconnection."""
+class _Client(Request):
+    """A client's request, and then its disconnection."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self._is_read = receive, asyncio.Event()
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        self._is_read = asyncio.Event()
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """Raises ClientGone."""
-        more = True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            more = message.get("more_body", False)
-            yield message.get("body", b"")
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body. Raises ClientDisconnect."""
+        async for piece in self.stream():
+            yield piece
         self._is_read.set()
 
     async def receive_after_body(self) -> Message:
         await self._is_read.wait()
-        return await self._receive()
+        return await self.receive()
 
 
 def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:

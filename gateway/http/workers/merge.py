@@ -23,7 +23,7 @@ class _MergedCollector(Collector):
 
 
 def metrics(answers: Answers) -> Response:
-    """Merges all workers' samples; the label `worker` has the worker's number."""
+    """All workers' samples, with the worker's number as the label `worker`."""
     families: dict[str, Metric] = {}
     for number, answer in answers:
         for family in text_string_to_metric_families(bytes(answer.body).decode()):
@@ -42,7 +42,7 @@ def metrics(answers: Answers) -> Response:
 
 
 def trace(answers: Answers) -> Response:
-    """The answer with the most spans, that of the worker that served the request."""
+    """The answer with the most spans, by the worker that served the request."""
     return max((answer for _, answer in answers), key=_spans)
 
 

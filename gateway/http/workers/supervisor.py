@@ -27,7 +27,7 @@ log = structlog.get_logger()
 def supervise(settings: GatewaySettings) -> int:
     """Runs the workers until SIGTERM or SIGINT, and returns the exit status.
 
-    A worker that ends before it listens ends all: its settings are wrong for each."""
+    A worker that ends before it listens ends all: each would."""
     stopping = False
 
     def stop(*_: object) -> None:
@@ -62,8 +62,7 @@ def supervise(settings: GatewaySettings) -> int:
 
 @contextlib.contextmanager
 def _directory() -> Iterator[str]:
-    """The workers' shared directory. Removes those of killed gateways, which hold clients' words; a living gateway
-    locks its own."""
+    """The workers' shared directory, locked. Removes those of killed gateways, which hold clients' words."""
     for left in Path(tempfile.gettempdir()).glob(f"{_DIRECTORY}*"):
         with contextlib.suppress(OSError), _locked(left):
             shutil.rmtree(left)
@@ -81,7 +80,7 @@ def _locked(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _processes(workers: list[Worker]) -> Iterator[dict[Worker, subprocess.Popen[bytes]]]:
-    """The running workers; they finish their requests on exit."""
+    """On exit the workers finish their requests."""
     processes = {worker: _start(worker) for worker in workers}
     try:
         yield processes

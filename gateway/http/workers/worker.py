@@ -1,4 +1,4 @@
-"""Identity and addresses of a worker process."""
+"""Worker processes of the gateway."""
 
 import json
 import os
@@ -12,12 +12,11 @@ VARIABLE = "QUARTET_WORKER"
 
 @dataclass(frozen=True)
 class Worker:
-    """A worker process of the gateway.
+    """A worker process.
 
     Attributes:
         number: from 0.
-        count: of all workers.
-        port: shared by all.
+        count, port: of all workers.
         directory: private; has their sockets and shared files.
     """
 
@@ -28,13 +27,12 @@ class Worker:
 
     @classmethod
     def of_this_process(cls) -> "Worker | None":
-        """This process's worker; None if it is none."""
         identity = os.environ.get(VARIABLE)
         return None if identity is None else cls(**json.loads(identity))
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker keeps what only one can."""
+        """Whether it keeps what only one can."""
         return self.number == 0
 
     @property
@@ -46,11 +44,11 @@ class Worker:
         return Path(self.directory) / "shared.sqlite"
 
     def socket_of(self, number: int) -> Path:
-        """The socket by which other workers reach worker `number`."""
+        """By which other workers reach worker `number`."""
         return Path(self.directory) / f"{number}.sock"
 
     def listen(self, host: str) -> list[socket.socket]:
-        """Opens the shared port, and the socket for other workers."""
+        """The shared port, and the socket for other workers."""
         own = self.socket_of(self.number)
         own.unlink(missing_ok=True)  # of the process that had this number before
         local = socket.socket(socket.AF_UNIX)
@@ -59,7 +57,7 @@ class Worker:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Binds a free port that processes of this user may share. Raises OSError: the port is taken."""
+    """Binds a port that processes of this user may share. Raises OSError: it is taken."""
     with _bound(host, port, shared=False) as free:  # another gateway's port could be shared, too
         port = free.getsockname()[1]
     return _bound(host, port, shared=True)
