@@ -48,7 +48,7 @@ def talker_stage(model: TalkerModel, batch: int, context: int) -> Stage:
 
     model.use_experts(grouped_experts)  # whose products say what they read
     experts = _experts_hit(lambda: step(runner_of_all(None)))
-    execution = decide(None, Accelerator.of(model.device), str(model.dtype).removeprefix("torch."))
+    execution = decide("auto", Accelerator.of(model.device), str(model.dtype).removeprefix("torch."))
     model.use_experts(execution.run_experts)
     timed = runner_of_all(CudaGraphs(model.device) if execution.captured else None)
     return Stage(
