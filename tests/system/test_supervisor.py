@@ -279,11 +279,11 @@ def test_a_dit_beside_other_stages_has_a_checkpoint_of_its_own(stages: Path) -> 
 
 def test_an_encoder_and_its_dit_share_a_checkpoint(stages: Path) -> None:
     with started(
-        stages, "glm/model", "--pipeline", str(SHIPPED / "glm-image.yaml"), "--encoder-arg=--threads=2"
+        stages, "glm/model", "--pipeline", str(SHIPPED / "glm-image.yaml"), "--encoder-arg=--max-queued-requests=2"
     ) as run:
         assert set(run.state()) == {"encoder", "dit", "gateway"}
         assert run.log("encoder").startswith("encoder glm")
-        assert "--threads=2" in run.log("encoder")
+        assert "--max-queued-requests=2" in run.log("encoder")
         assert run.log("dit").startswith("dit glm")
         assert "--encoders stream" in run.log("dit")
 
