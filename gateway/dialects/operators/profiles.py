@@ -138,7 +138,7 @@ async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list
     # "ID-1" may be a part of this request, or another request with that id
     others = {span.request_id for span in found if span.request_id != request_id}
     to_unix_ns = monotonic_to_unix_ns()
-    own = [as_json(span.to_message(to_unix_ns)) | {"address": ""} for span in found if span.request_id not in others]
+    own = [as_json(span.to_message(to_unix_ns)) | {"address": ""} for span in found]
     replicas = gateway.profiling.replicas()
     answers = await asyncio.gather(*(_ask(replica, request_id) for replica in replicas))
     spans = [*own, *(span for answer in answers if isinstance(answer, list) for span in answer)]
@@ -147,8 +147,7 @@ async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list
         for replica, answer in zip(replicas, answers, strict=True)
         if isinstance(answer, StageError)
     ]
-    kept = [span for span in spans if span["request_id"] not in others]
-    return sorted(kept, key=_order), unreachable
+    return sorted((span for span in spans if span["request_id"] not in others), key=_order), unreachable
 
 
 def _order(span: dict[str, Any]) -> tuple[bool, float]:
