@@ -66,5 +66,4 @@ class Meter:
         """Measures the real-time factor of the answers that have audio."""
         for answer in answers:
             if answer.audio_bytes:
-                audio_s = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
-                metrics.spoken(audio_s, self.elapsed_s)
+                metrics.spoken(answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz, self.elapsed_s)
