@@ -153,7 +153,7 @@ class GatewaySettings(TlsSettings):
     media_max_request_image_pixels: int = Field(
         default=64_000_000,
         ge=1,
-        description="most pixels together of all images that an image is made of: the dit holds them decoded at a time",
+        description="most pixels together of all images that a picture is made from: the dit holds them all, decoded",
     )
     media_max_audio_s: float = Field(default=2400.0, gt=0, description="longest sound")
     media_max_video_s: float = Field(default=1800.0, gt=0, description="longest video")

@@ -1,4 +1,7 @@
-"""The tools that run here: image_generation, and Quartet's own video_generation and sound_generation."""
+"""The tools that run in the gateway: image_generation, and Quartet's own video_generation and sound_generation.
+
+Responses offer all of them. Chats and realtime sessions offer image_generation alone.
+"""
 
 import asyncio
 from abc import abstractmethod

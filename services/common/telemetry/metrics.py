@@ -1,4 +1,6 @@
-"""Prometheus metrics of stages, which the label `stage` tells apart; and the HTTP port of /metrics, /health and /ready.
+"""Metrics that all stages have, which the label `stage` tells apart; and the HTTP port of /metrics, /health and /ready.
+
+A metric of one stage alone is in its engine.py (the thinker's are in its metrics.py).
 
 /health and /ready are gRPC's health of "" and of the stage's service, for checks without gRPC or a certificate. 200:
 SERVING; 503: not, with the reason. The event loop that serves requests makes the answer: if it hangs, the stage is not
