@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.systems.holdings import Holding, arenas, holdings, sent_bytes
+from benchmarks.systems.holdings import Holding, holdings, sent_bytes
 from benchmarks.systems.processes import system_pids
 from benchmarks.traffic.client import Gateway, Wish
 from cli.plan import PIPELINE, LaunchOptions
@@ -193,21 +193,23 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=16, help="clients")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
     flags = parser.parse_args()
-    others = arenas()
-    with tempfile.TemporaryDirectory(prefix="quartet-soak-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="quartet-soak-") as scratch,
+        tempfile.TemporaryDirectory(prefix="quartet-soak-", dir="/dev/shm") as arenas,  # this system's alone
+    ):
         model = make_checkpoint(Path(scratch) / "tiny", seed=0, size="tiny", arch=flags.arch)
-        settings = TRANSPORTS[flags.transport]
+        settings = [*TRANSPORTS[flags.transport], f"--shared-memory-dir={arenas}"]
         arguments = {"thinker": settings, "talker": settings}
-        arguments["code2wav"] = [each for each in settings if "shared" not in each]  # it sends nothing
+        arguments["code2wav"] = [each for each in settings if "-mib=" not in each]  # it sends nothing
         run_directory = Path(scratch) / "run"
         options = LaunchOptions(str(model), "127.0.0.1", free_ports(1)[0], PIPELINE, run_directory, arguments)
         with running(options) as stack:
             faults = asyncio.run(soak(stack.url, run_directory, flags))
-            alive = len(arenas() - others)
-            if alive > 2:  # the thinker's and the talker's
-                faults.append(f"{alive} arenas in /dev/shm")
-    if left := arenas() - others:
-        faults.append(f"left in /dev/shm: {sorted(left)}")
+            alive = os.listdir(arenas)
+            if len(alive) > 2:  # the thinker's and the talker's
+                faults.append(f"{len(alive)} arenas: {sorted(alive)}")
+        if left := os.listdir(arenas):
+            faults.append(f"arenas left: {sorted(left)}")
     print("\n".join(faults[:20]) or "nothing is lost, wrong or left")
     sys.exit(bool(faults))
 

@@ -10,7 +10,6 @@ import httpx
 from benchmarks.systems.processes import Groups, system_pids
 from cli.scrape import Scrape
 
-SHARED_MEMORY = Path("/dev/shm")
 # Metrics that are 0 in a stage with nothing to do.
 HELD = (
     "quartet_requests_in_flight",
@@ -69,8 +68,3 @@ def sent_bytes(run_directory: Path, name: str) -> dict[str, float]:
 def _scrape(run_directory: Path, name: str) -> Scrape:
     address = json.loads((run_directory / "state.json").read_text())["processes"][name]["metrics_address"]
     return Scrape.parse(httpx.get(f"http://{address}/metrics", timeout=5).text)
-
-
-def arenas() -> set[str]:
-    """Names of the arenas in /dev/shm, whoever's."""
-    return {path.name for path in SHARED_MEMORY.glob("quartet-*")}
