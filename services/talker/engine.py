@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge
 
 from services.common.engine.device import Staging
 from services.common.engine.thread import ThreadedEngine
-from services.common.errors import InvalidInput, StageError
+from services.common.errors import InvalidInput, StageError, require
 from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 from services.common.telemetry import metrics
 from services.talker.layers import PromptChunk
@@ -87,10 +87,8 @@ class TalkerEngine(ThreadedEngine):
 
     def _most_frames(self, request: SpeechRequest) -> int:
         length, capacity = len(request.prompt), self.runner.positions
-        if not request.text.ids:
-            raise InvalidInput("token_ids", "there is no answer to speak")
-        if length > capacity:
-            raise InvalidInput("token_ids", f"the prompt takes {length} positions; this talker has {capacity}")
+        require(request.text.ids, "token_ids", "there is no answer to speak")
+        require(length <= capacity, "token_ids", f"the prompt takes {length} positions; this talker has {capacity}")
         return min(request.sampling.max_frames, capacity - length + 1)  # the last frame needs no step after it
 
     # What follows runs in the engine's thread.

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from quartet.v1 import thinker_pb2
-from services.common.errors import InvalidInput, Unavailable
+from services.common.errors import Unavailable, require
 
 # Deltas that may wait for a slow caller; then their answers wait.
 _MOST_WAITING = 1024
@@ -16,10 +16,8 @@ class DeltaStreams:
 
     async def serve(self, stream_id: str) -> AsyncGenerator[thinker_pb2.StreamDeltasResponse]:
         """The messages of a stream, which is open until this iterator is closed. Raises InvalidInput."""
-        if not stream_id:
-            raise InvalidInput("stream_id", "is required")
-        if stream_id in self._open:
-            raise InvalidInput("stream_id", "is open already; choose another one")
+        require(stream_id, "stream_id", "is required")
+        require(stream_id not in self._open, "stream_id", "is open already; choose another one")
         stream = self._open[stream_id] = _Stream()
         try:
             yield thinker_pb2.StreamDeltasResponse()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quartet.v1 import thinker_pb2
-from services.common.errors import InvalidInput
+from services.common.errors import require
 from services.thinker.family import ToolCallMarkers
 
 ToolChoice = thinker_pb2.ToolChoice
@@ -21,12 +21,10 @@ def imposed_schema(mode: thinker_pb2.ToolChoice.Mode, name: str, tools: Sequence
     if mode not in (ToolChoice.MODE_REQUIRED, ToolChoice.MODE_FUNCTION):
         return None
     parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    if not parameters:
-        raise InvalidInput("tool_choice", "forces a call, but there are no tools")
+    require(parameters, "tool_choice", "forces a call, but there are no tools")
     if mode == ToolChoice.MODE_REQUIRED:
         return json.dumps({"anyOf": [_call_schema(*tool) for tool in parameters.items()]})
-    if name not in parameters:
-        raise InvalidInput("tool_choice.name", f"'{name}' is not one of the tools {sorted(parameters)}")
+    require(name in parameters, "tool_choice.name", f"'{name}' is not one of the tools {sorted(parameters)}")
     return json.dumps(_call_schema(name, parameters[name]))
 
 
