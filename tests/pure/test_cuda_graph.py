@@ -159,15 +159,15 @@ class TestExecution:
         (moe,) = [choice for choice in execution.choices if choice.part == "moe"]
         assert name in moe.reason
         assert dtype in moe.reason
-        assert code2wav_execution.decide("auto", accelerator).captured
+        assert code2wav_execution.captures("auto", accelerator)
         assert not talker_execution.decide("off", accelerator, dtype).captured
-        assert not code2wav_execution.decide("off", accelerator).captured
+        assert not code2wav_execution.captures("off", accelerator)
 
     def test_a_cpu_captures_nothing_and_compiles_when_told_to(self):
         assert not talker_execution.decide("auto", None, "float32").compiled_predictor
         assert not talker_execution.decide("auto", None, "float32").captured
         assert talker_execution.decide("on", None, "float32").compiled_predictor
-        assert not code2wav_execution.decide("on", None).captured
+        assert not code2wav_execution.captures("on", None)
 
 
 @torch.inference_mode()
