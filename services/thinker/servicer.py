@@ -14,7 +14,7 @@ from services.common.rpc.status import abort
 from services.common.stage import Stage
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message
-from services.thinker.delta_streams import DeltaStreams, redirected
+from services.thinker.delta_streams import DeltaStreams
 from services.thinker.engine import ThinkerEngine
 from services.thinker.generation import Generation
 from services.thinker.lora import Adapters
@@ -46,7 +46,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             with self.engine.adapters.use(start.lora) as lora, stream as output:
                 generation = Generation(self.engine, self.preprocessor, self._settings, start, output, call, lora)
                 async with aclosing(self._generate(generation, request_iterator, start.count_only)) as responses:
-                    async for response in redirected(responses, self._deltas.to(start.deltas_to)):
+                    async for response in self._deltas.redirected(responses, start.deltas_to):
                         yield response
 
     async def StreamDeltas(
