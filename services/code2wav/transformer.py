@@ -31,6 +31,14 @@ class TransformerSizes:
     sliding_window: int
 
 
+class RMSNorm(nn.RMSNorm):
+    """torch's, computed in float32 for any dtype."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., hidden), kept."""
+        return self.weight * F.rms_norm(x.float(), self.normalized_shape, eps=self.eps).to(x.dtype)
+
+
 class LayerScale(nn.Module):
     """Learned factor per channel of a residual branch. arXiv:2103.17239."""
 
@@ -78,11 +86,8 @@ class SlidingWindowAttention(nn.Module):
 
     def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
         super().__init__()
-        self._heads, self._kv_heads, self._head_dim = (
-            sizes.num_attention_heads,
-            sizes.num_key_value_heads,
-            sizes.head_dim,
-        )
+        self._heads, self._kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads
+        self._head_dim = sizes.head_dim
         queries, keys, bias = self._heads * self._head_dim, self._kv_heads * self._head_dim, sizes.attention_bias
         self.q_proj = nn.Linear(sizes.hidden_size, queries, bias=bias)
         self.k_proj = nn.Linear(sizes.hidden_size, keys, bias=bias)
@@ -129,10 +134,10 @@ class GatedMlp(nn.Module):
 class TransformerLayer(nn.Module):
     def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+        self.input_layernorm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.self_attn = SlidingWindowAttention(sizes, layout)
         self.self_attn_layer_scale = LayerScale(sizes.hidden_size)
-        self.post_attention_layernorm = nn.RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.mlp = GatedMlp(sizes)
         self.mlp_layer_scale = LayerScale(sizes.hidden_size)
 
@@ -150,7 +155,7 @@ class CodecTransformer(nn.Module):
         self.input_proj = nn.Linear(projected_from, sizes.hidden_size) if projected_from else nn.Identity()
         self.output_proj = nn.Linear(sizes.hidden_size, projected_from) if projected_from else nn.Identity()
         self.layers = nn.ModuleList(TransformerLayer(sizes, layout) for _ in range(sizes.num_hidden_layers))
-        self.norm = nn.RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
+        self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self._sizes = sizes
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, carry: Carry, settled: bool) -> torch.Tensor:
