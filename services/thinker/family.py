@@ -126,11 +126,12 @@ def load_checkpoint(model: str) -> ThinkerCheckpoint:
     """
     from transformers import AutoProcessor
 
-    from services.common.engine.weights import local_folder
+    from services.common.engine.weights import Checkpoint
 
     logs.adopt("transformers")
     # All weights: vLLM refuses a directory that lacks a file which its index names.
-    folder = local_folder(model, lambda name: True, _FILES)
-    config = read_config(folder)
+    files = Checkpoint(model, _FILES)
+    files.fetch(lambda name: True)
+    folder, config = files.folder, read_config(files.folder)
     family: ThinkerFamily = family_of(config).part("thinker")  # pyright: ignore[reportAssignmentType]
     return family.checkpoint(folder, config, AutoProcessor.from_pretrained(folder))
