@@ -9,11 +9,11 @@ import torch
 from quartet.v1 import code2wav_pb2_grpc, server_info_pb2
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.engine import DecodeEngine
-from services.code2wav.execution import captures, choices
+from services.code2wav.execution import choices
 from services.code2wav.family import DecoderSpec, load_decoder
 from services.code2wav.servicer import Code2WavServicer
 from services.code2wav.stream import Event, Samples
-from services.common.engine.device import Accelerator, CudaGraphs, log_choices
+from services.common.engine.device import Accelerator, CudaGraphs, captures, log_choices
 from services.common.engine.process import keep_freed_memory
 from services.common.stage import Stage, main
 

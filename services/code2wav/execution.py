@@ -1,12 +1,7 @@
 """Chooses how code2wav's steps run on a device."""
 
 from services.code2wav.config import Code2WavSettings
-from services.common.engine.device import Accelerator, Choice
-
-
-def captures(compile: str, accelerator: Accelerator | None) -> bool:
-    """Whether steps are CUDA graphs on `accelerator`; None is a CPU. `compile` is the setting."""
-    return accelerator is not None and compile != "off"
+from services.common.engine.device import Accelerator, Choice, captures
 
 
 def choices(settings: Code2WavSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
-from services.common.engine.device import Accelerator, CudaGraphs, log_choices, prepared_device
+from services.common.engine.device import Accelerator, CudaGraphs, captures, log_choices, prepared_device
 from services.common.stage import Stage, main
 from services.common.stream.rows import CODES
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
-from services.talker.execution import decide
+from services.talker.execution import choices, compiles_predictor, experts
 from services.talker.family import TalkerFamily
 from services.talker.inputs import Prompt, Text
 from services.talker.model import load_talker
@@ -59,12 +59,12 @@ def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     family, model = load_talker(settings.model, device, dtype)
     positions = min(settings.max_context_positions, model.spec.max_positions)
-    execution = decide(settings.compile, Accelerator.of(device), str(model.dtype).removeprefix("torch."))
-    log_choices(execution.choices)
-    model.use_experts(execution.run_experts)
-    capturer = CudaGraphs(device) if execution.captured else None
-    slots = settings.max_running_requests
-    return family, TalkerRunner(model, slots, positions, capturer, execution.compiled_predictor)
+    accelerator, named = Accelerator.of(device), str(model.dtype).removeprefix("torch.")
+    log_choices(choices(settings, accelerator, named))
+    model.use_experts(experts(accelerator, named))
+    capturer = CudaGraphs(device) if captures(settings.compile, accelerator) else None
+    compiled = compiles_predictor(settings.compile, accelerator)
+    return family, TalkerRunner(model, settings.max_running_requests, positions, capturer, compiled)
 
 
 async def warm_up(engine: TalkerEngine) -> None:

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from services.code2wav import execution as code2wav_execution
-from services.common.engine.device import Accelerator, CudaGraphs, engine_device
+from services.common.engine.device import Accelerator, CudaGraphs, captures, engine_device
 from services.talker import execution as talker_execution
+from services.talker.config import TalkerSettings
 from services.talker.graphs import StepGraphs, StepShape
 from services.talker.moe import grouped_experts, static_experts
 from tests.support.stage.replay import CaptureError, ReplayedOps
@@ -152,22 +152,20 @@ class TestExecution:
     def test_every_gpu_captures_and_only_those_with_the_kernel_run_grouped_products(self, name: str, dtype: str):
         accelerator = Accelerator("GPU", ARCHITECTURES[name], 80 * 1024**3)
         assert accelerator.architecture == name
-        execution = talker_execution.decide("auto", accelerator, dtype)
-        assert execution.captured
+        assert captures("auto", accelerator)
         has_kernel = name in self.grouped and dtype == "bfloat16"
-        assert execution.run_experts is (grouped_experts if has_kernel else static_experts)
-        (moe,) = [choice for choice in execution.choices if choice.part == "moe"]
+        assert talker_execution.experts(accelerator, dtype) is (grouped_experts if has_kernel else static_experts)
+        settings = TalkerSettings(model="a")
+        (moe,) = [each for each in talker_execution.choices(settings, accelerator, dtype) if each.part == "moe"]
         assert name in moe.reason
         assert dtype in moe.reason
-        assert code2wav_execution.captures("auto", accelerator)
-        assert not talker_execution.decide("off", accelerator, dtype).captured
-        assert not code2wav_execution.captures("off", accelerator)
+        assert not captures("off", accelerator)
 
     def test_a_cpu_captures_nothing_and_compiles_when_told_to(self):
-        assert not talker_execution.decide("auto", None, "float32").compiled_predictor
-        assert not talker_execution.decide("auto", None, "float32").captured
-        assert talker_execution.decide("on", None, "float32").compiled_predictor
-        assert not code2wav_execution.captures("on", None)
+        assert not talker_execution.compiles_predictor("auto", None)
+        assert not captures("auto", None)
+        assert talker_execution.compiles_predictor("on", None)
+        assert not captures("on", None)
 
 
 @torch.inference_mode()
