@@ -131,8 +131,7 @@ class TalkerEngine(ThreadedEngine):
         self._running.remove(speech)
         REQUESTS_RUNNING.dec()
         speech.rows = None
-        if speech.slot is not None:
-            heapq.heappush(self._free, speech.slot)
+        heapq.heappush(self._free, speech.slot)
 
     def _admit(self, speech: Speech, outputs: list[_Output]) -> None:
         """Gives `speech` the lowest free slot and embeds its prompt. It alone fails if states are not finite."""
@@ -155,7 +154,7 @@ class TalkerEngine(ThreadedEngine):
         """Runs the oldest waiting prompts in one pass, as much as a step may take."""
         chunks, done, room = [], [], self._prefill_chunk
         for speech in self._running:
-            if speech.rows is None or speech.slot is None or not room:
+            if speech.rows is None or not room:
                 continue
             begin, total = speech.prefilled, len(speech.rows)
             end = min(begin + room, total)
@@ -216,8 +215,7 @@ class TalkerEngine(ThreadedEngine):
     def _compact(self, speaking: list[Speech]) -> None:
         """Moves requests from high slots to free low ones where that halves a step."""
         while self._free:
-            last = max(speaking, key=lambda speech: speech.slot or 0)
-            assert last.slot is not None
+            last = max(speaking, key=lambda speech: speech.slot)
             if last.slot < 2 * len(self._running) or self._free[0] > last.slot:
                 return
             target = heapq.heapreplace(self._free, last.slot)
@@ -226,7 +224,6 @@ class TalkerEngine(ThreadedEngine):
 
     def _step_input(self, speech: Speech) -> StepInput:
         sampling, spec = speech.request.sampling, self.spec
-        assert speech.slot is not None
         width = sampling.temperature and (sampling.top_k or spec.talker.vocab)
         predictor_width = 0
         if spec.predictor:
