@@ -65,11 +65,12 @@ def read_sizes(part: dict[str, Any], name: str) -> WaveSizes:
     if not part.get("upsample_rates"):
         raise ValueError(f"{name}.upsample_rates is missing or empty")
     try:
+        codebook_size, groups = part["codebook_size"], part["num_quantizers"]
         head_dim = part.get("head_dim") or part["hidden_size"] // part["num_attention_heads"]
         stated = {**part, **rope, "head_dim": head_dim}
         return WaveSizes(
-            codebook_size=part["codebook_size"],
-            num_code_groups=part["num_quantizers"],
+            codebook_size=codebook_size,
+            num_code_groups=groups,
             transformer=TransformerSizes(**{size.name: stated[size.name] for size in fields(TransformerSizes)}),
             upsampling_ratios=tuple(part["upsampling_ratios"]),
             upsample_rates=tuple(part["upsample_rates"]),
