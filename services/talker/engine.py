@@ -64,11 +64,13 @@ class TalkerEngine(ThreadedEngine):
         self._running: list[Speech] = []
         self._free = list(range(runner.slots))
         self._loop = asyncio.get_running_loop()
+        REQUESTS_WAITING.set_function(lambda: len(self._waiting))
+        REQUESTS_RUNNING.set_function(lambda: len(self._running))
+        KV_CACHE_USED.set_function(self._kv_cache_used)
         self._thread.start()
 
-    @property
-    def free_slots(self) -> int:
-        return len(self._free)
+    def _kv_cache_used(self) -> float:
+        return sum(speech.length for speech in self._running) / (self.runner.slots * self.runner.positions)
 
     def submit(self, request: SpeechRequest) -> Speech:
         """Queues `request`. Call on the event loop.
@@ -110,15 +112,12 @@ class TalkerEngine(ThreadedEngine):
             if self._stopping:
                 return
             self._drop_cancelled()
-            REQUESTS_WAITING.set(len(self._waiting))
         while self._free and self._waiting:
             self._admit(self._waiting[0], outputs)
             with self.changed:
                 self._waiting.popleft()  # not before: were the engine to fail at it, it would never be told
         self._prefill()
         self._speak(outputs)
-        held = sum(speech.length for speech in self._running)
-        KV_CACHE_USED.set(held / (self.runner.slots * self.runner.positions))
         if outputs:
             self._deliver(outputs)
 
@@ -129,7 +128,6 @@ class TalkerEngine(ThreadedEngine):
 
     def _release(self, speech: Speech) -> None:
         self._running.remove(speech)
-        REQUESTS_RUNNING.dec()
         speech.rows = None
         heapq.heappush(self._free, speech.slot)
 
@@ -148,7 +146,6 @@ class TalkerEngine(ThreadedEngine):
         speech.slot = heapq.heappop(self._free)
         self.runner.assign(speech.slot, request.sampling)
         self._running.append(speech)
-        REQUESTS_RUNNING.inc()
 
     def _prefill(self) -> None:
         """Runs the oldest waiting prompts in one pass, as much as a step may take."""
@@ -241,8 +238,6 @@ class TalkerEngine(ThreadedEngine):
             ended = [*self._waiting, *self._running]
             self._waiting.clear()
         self._running.clear()
-        REQUESTS_RUNNING.set(0)
-        KV_CACHE_USED.set(0)
         self._deliver([(speech, error) for speech in ended])
 
     def _deliver(self, outputs: list[_Output]) -> None:

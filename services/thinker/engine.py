@@ -73,7 +73,7 @@ class ThinkerEngine:
     """Runs the thinker. Make it with `start`; for one event loop.
 
     Attributes:
-        rows: receives those that requests ask for; its length is the number of these requests.
+        rows: receives those that requests ask for.
         offered_rows: names of the rows that a stream may have.
         dtype: that the model computes in, e.g. "bfloat16".
         device: kind of device, e.g. "cuda".

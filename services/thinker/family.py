@@ -37,10 +37,6 @@ class ReasoningMarkers:
     closing_id: int
     vllm_parser: str
 
-    def open_in(self, text: str) -> bool:
-        """Whether `text` opens a thought and does not close it."""
-        return text.rfind(self.opening) > text.rfind(self.closing)
-
 
 @dataclass(frozen=True)
 class ThinkerCheckpoint:

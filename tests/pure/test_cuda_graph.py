@@ -130,7 +130,7 @@ def test_talker_steps_are_captured_from_the_largest_and_cover_all(slots: int, po
     graphs = StepGraphs(capturer, step, inputs, (0, 0, 0, positions, 0, 0), positions, codes=3072)
     sizes = [(shape.width, shape.rows, shape.length) for shape in capturer.steps]
     assert sizes == sorted(sizes, reverse=True)
-    assert len(graphs) == len(set(sizes)) == len(sizes)
+    assert len(graphs._captured) == len(set(sizes)) == len(sizes)
     assert (inputs[3] == positions).all()  # while captures ran, every slot wrote to its spare position
     for rows in range(1, slots + 1):
         for length in (0, 1, positions // 2, positions):
