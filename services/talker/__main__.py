@@ -1,7 +1,6 @@
 """Starts the talker: `python -m services.talker --model DIR_OR_ID`."""
 
 import asyncio
-from collections.abc import Callable
 
 import torch
 
@@ -30,7 +29,8 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, stage.grpc)
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
-        family, engine = await stage.load(start_engine(settings, stage.fatal))
+        family, runner = await stage.load(asyncio.to_thread(load, settings))
+        engine = TalkerEngine(runner, on_fatal=stage.fatal)
         stage.resources.callback(engine.stop)
         await warm_up(engine)
         model = engine.runner.model
@@ -42,19 +42,12 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
     await stage.serve(start)
 
 
-async def start_engine(
-    settings: TalkerSettings, on_fatal: Callable[[BaseException], object] = lambda error: None
-) -> tuple[TalkerFamily, TalkerEngine]:
-    """The engine of this stage and what it runs; not warmed up.
+def load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
+    """What this stage's engine runs. Blocks.
 
     Raises:
         ValueError: no such device, checkpoint or talker, or tensors that are missing, unknown or of another shape.
     """
-    family, runner = await asyncio.to_thread(_load, settings)
-    return family, TalkerEngine(runner, on_fatal=on_fatal)
-
-
-def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     device = prepared_device(settings.device)
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     family, model = load_talker(settings.model, device, dtype)
