@@ -9,7 +9,7 @@ import grpc
 import torch
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, require
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.requests import first_start
 from services.common.stream.consumer import StreamConsumer
@@ -75,8 +75,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         has_source = start.HasField("source")
         if info.needs_source and not has_source:
             raise InvalidInput("source", "is required: this diffusion stage has no text encoders")
-        if has_source and not info.needs_source:
-            raise InvalidInput("source", "is not taken: leave it out")
+        require(info.needs_source or not has_source, "source", "is not taken: leave it out")
         files = await read_files(start, requests, self._settings)
         given = await read_conditioning(self._consumer, start, models.device) if has_source else []
         return await asyncio.to_thread(
