@@ -48,7 +48,7 @@ def talker_stage(model: TalkerModel, batch: int, context: int) -> Stage:
     model.use_experts(grouped_experts)  # whose products say what they read
     experts = _experts_hit(lambda: step(runner_of_all(None)))
     accelerator = Accelerator.of(model.device)
-    model.use_experts(experts(accelerator, str(model.dtype).removeprefix("torch.")))
+    model.use_experts(execution.experts(accelerator, str(model.dtype).removeprefix("torch.")))
     timed = runner_of_all(CudaGraphs(model.device) if captures("auto", accelerator) else None)
     return Stage(
         lambda: step(timed),
