@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.stages.real_sizes import TALKER, TEXT_IDS
 from benchmarks.stages.timing import Stage, parameter_bytes
 from services.common.engine.device import Accelerator, Capturer, CudaGraphs, captures
+from services.talker import execution
 from services.talker.model import TalkerModel
 from services.talker.moe import Experts, grouped_experts
 from services.talker.runner import Advance, StepInput, TalkerRunner
