@@ -50,7 +50,7 @@ class Family:
 
     def stages(self, config: Mapping[str, Any]) -> list[str]:
         """The stages that serve a checkpoint with this config.json."""
-        has_speech = getattr(importlib.import_module(self._package), "has_speech", None)
+        has_speech = getattr(importlib.import_module(self._module()), "has_speech", None)
         is_silent = has_speech is not None and not has_speech(config)
         return [stage for stage in STAGES if self.has(stage) and (stage == STAGES[0] or not is_silent)]
 
@@ -58,12 +58,9 @@ class Family:
         """As `pipeline`, for a checkpoint with this config.json."""
         return TEXT_PIPELINE if self.pipeline and self.stages(config) == [STAGES[0]] else self.pipeline
 
-    @property
-    def _package(self) -> str:
-        return self.package or f"{_FOLDER}.{self.name}"
-
-    def _module(self, part: str) -> str:
-        return f"{self._package}.{part}"
+    def _module(self, *part: str) -> str:
+        """Name of the module `part`; without one, of the package."""
+        return ".".join([self.package or f"{_FOLDER}.{self.name}", *part])
 
 
 FAMILIES = (

@@ -52,14 +52,16 @@ class Fused:
 
         from services.code2wav.__main__ import start_engine as start_code2wav
         from services.code2wav.config import Code2WavSettings
-        from services.talker.__main__ import start_engine as start_talker
+        from services.talker.__main__ import load as load_talker
         from services.talker.config import TalkerSettings
+        from services.talker.engine import TalkerEngine
         from services.thinker.engine import ThinkerEngine
         from services.thinker.preprocess import Preprocessor
 
         thinker = await ThinkerEngine.start(settings)
         preprocessor = Preprocessor(settings, thinker)
-        family, talker = await start_talker(TalkerSettings.load(["--model", model]))
+        family, runner = await asyncio.to_thread(load_talker, TalkerSettings.load(["--model", model]))
+        talker = TalkerEngine(runner)
         return cls(thinker, preprocessor, family, talker, start_code2wav(Code2WavSettings.load(["--model", model])))
 
     @property

@@ -8,8 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.stages.real_sizes import TALKER, TEXT_IDS
 from benchmarks.stages.timing import Stage, parameter_bytes
-from services.common.engine.device import Accelerator, Capturer, CudaGraphs
-from services.talker.execution import decide
+from services.common.engine.device import Accelerator, Capturer, CudaGraphs, captures
+from services.talker import execution
 from services.talker.model import TalkerModel
 from services.talker.moe import Experts, grouped_experts
 from services.talker.runner import Advance, StepInput, TalkerRunner
@@ -48,9 +48,9 @@ def talker_stage(model: TalkerModel, batch: int, context: int) -> Stage:
 
     model.use_experts(grouped_experts)  # whose products say what they read
     experts = _experts_hit(lambda: step(runner_of_all(None)))
-    execution = decide("auto", Accelerator.of(model.device), str(model.dtype).removeprefix("torch."))
-    model.use_experts(execution.run_experts)
-    timed = runner_of_all(CudaGraphs(model.device) if execution.captured else None)
+    accelerator = Accelerator.of(model.device)
+    model.use_experts(execution.experts(accelerator, str(model.dtype).removeprefix("torch.")))
+    timed = runner_of_all(CudaGraphs(model.device) if captures("auto", accelerator) else None)
     return Stage(
         lambda: step(timed),
         1,

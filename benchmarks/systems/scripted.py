@@ -32,7 +32,7 @@ from quartet.v1 import (
     timings_pb2,
 )
 from services.common.rpc import channels
-from services.thinker.delta_streams import DeltaStreams, redirected
+from services.thinker.delta_streams import DeltaStreams
 
 MODEL = "scripted"
 WORD = "word "  # of each token
@@ -112,7 +112,7 @@ class _Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
 
     async def Generate(self, request_iterator, context):
         async for request in request_iterator:
-            async for response in redirected(self._timetable.text(), self._deltas.to(request.start.deltas_to)):
+            async for response in self._deltas.redirected(self._timetable.text(), request.start.deltas_to):
                 yield response
             return
 

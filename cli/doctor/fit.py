@@ -12,7 +12,7 @@ from cli.plan import is_diffusion
 from cli.sizes import TooLittleMemory, read_sizes, stored_dtype, tensor_bytes
 from services.registry import STAGES, family_of, read_config
 from services.sizes import Sizes, weights_dtype
-from services.thinker.quantization import has_amx, refused_on_cpu
+from services.thinker.execution import has_amx, refused_on_cpu
 
 LEAST_CONTEXT_TOKENS = 8192  # where no setting says so, vLLM takes what its cache holds
 DIT_STEP_BYTES = 3 * GIB  # activations of an image of 1024 x 1024 pixels, and of its decoding

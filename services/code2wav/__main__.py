@@ -9,11 +9,11 @@ import torch
 from quartet.v1 import code2wav_pb2_grpc, server_info_pb2
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.engine import DecodeEngine
-from services.code2wav.execution import decide
+from services.code2wav.execution import choices
 from services.code2wav.family import DecoderSpec, load_decoder
 from services.code2wav.servicer import Code2WavServicer
 from services.code2wav.stream import Event, Samples
-from services.common.engine.device import Accelerator, CudaGraphs, log_choices
+from services.common.engine.device import Accelerator, CudaGraphs, captures, log_choices
 from services.common.engine.process import keep_freed_memory
 from services.common.stage import Stage, main
 
@@ -36,15 +36,9 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
 
 
 def info_of(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
-    info = server_info_pb2.Code2WavInfo(
-        sample_rate_hz=spec.sample_rate_hz,
-        samples_per_frame=spec.samples_per_frame,
-        trimmed_samples=spec.trimmed_samples,
-        num_code_groups=spec.num_code_groups,
-        lookahead_frames=spec.lookahead_frames,
-        voices=spec.voices,
-        decodes_whole=spec.decodes_whole,
-    )
+    """What the spec has by the same names, and its windows."""
+    names = [field.name for field in server_info_pb2.Code2WavInfo.DESCRIPTOR.fields if hasattr(spec, field.name)]
+    info = server_info_pb2.Code2WavInfo(**{name: getattr(spec, name) for name in names})
     if spec.windows is not None and not spec.decodes_whole:
         info.window_frames.extend(spec.windows.sizes)
         info.window_past_frames, info.window_future_frames = spec.windows.past, spec.windows.future
@@ -56,13 +50,13 @@ def start_engine(
 ) -> DecodeEngine:
     """The decoder's engine, not warmed up. Blocks. Raises as `load_decoder`."""
     decoder = load_decoder(settings.model, settings.dtype, settings.device, settings.windows)
-    execution = decide(settings.compile, Accelerator.of(decoder.device))
-    log_choices(execution.choices)
+    accelerator = Accelerator.of(decoder.device)
+    log_choices(choices(settings, accelerator, str(decoder.dtype)))
     return DecodeEngine(
         decoder,
         max_streams=settings.max_running_requests,
         max_frames_per_step=settings.max_frames_per_step,
-        capturer=CudaGraphs(decoder.device) if execution.captured else None,
+        capturer=CudaGraphs(decoder.device) if captures(settings.compile, accelerator) else None,
         on_fatal=on_fatal,
     )
 

@@ -87,12 +87,10 @@ class DecodeEngine(ThreadedEngine):
         self._steps_are_given = windows is not None or self.spec.granularity_frames > 1
         self._waiting: deque[Stream] = deque()  # for a slot
         self._running: list[Stream] = []  # have a slot
+        STREAMS_WAITING.set_function(lambda: len(self._waiting))
+        STREAMS_RUNNING.set_function(lambda: len(self._running))
+        FRAMES_QUEUED.set_function(lambda: sum(stream.frames_ready for stream in [*self._waiting, *self._running]))
         self._thread.start()
-
-    @property
-    def free_slots(self) -> int:
-        with self.changed:
-            return self._states.free_slots
 
     def open(
         self,
@@ -118,7 +116,6 @@ class DecodeEngine(ThreadedEngine):
         with self.changed:
             self._check_running()
             self._waiting.append(stream)
-            STREAMS_WAITING.inc()
             self.changed.notify()
         return stream
 
@@ -134,7 +131,6 @@ class DecodeEngine(ThreadedEngine):
             if not stream.ended and len(codes):
                 first = not stream.frames_ready
                 stream.add(codes)
-                FRAMES_QUEUED.inc(len(codes))
                 # Otherwise the engine's thread already knows how long this stream can wait.
                 if first or self._steps_are_given or stream.frames_ready >= self.policy.max_frames:
                     self.changed.notify()
@@ -171,7 +167,6 @@ class DecodeEngine(ThreadedEngine):
                     streams = [self._running[i] for i in plan.streams]
                     for stream in streams:
                         stream.in_step = True
-                    FRAMES_QUEUED.dec(plan.frames * len(streams))
                     return streams, torch.stack([stream.take(plan.frames) for stream in streams])
                 self.changed.wait(plan)
         return None
@@ -197,8 +192,6 @@ class DecodeEngine(ThreadedEngine):
             stream = self._waiting.popleft()
             stream.slot = self._states.acquire(stream.voice, stream.seed)
             self._running.append(stream)
-            STREAMS_WAITING.dec()
-            STREAMS_RUNNING.inc()
             stream.on_started()
             stream.update_wait()
 
@@ -253,11 +246,8 @@ class DecodeEngine(ThreadedEngine):
         stream.ended = True
         if stream.slot is None:
             self._waiting.remove(stream)
-            STREAMS_WAITING.dec()
         else:
             self._running.remove(stream)
-            STREAMS_RUNNING.dec()
-        FRAMES_QUEUED.dec(stream.frames_ready)
         if not stream.in_step:
             self._release(stream)
 

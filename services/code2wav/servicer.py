@@ -11,7 +11,7 @@ from quartet.v1 import code2wav_pb2, code2wav_pb2_grpc, stream_pb2
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import DecoderSpec
 from services.code2wav.stream import Event, Samples, Stream
-from services.common.errors import InternalError, InvalidInput
+from services.common.errors import InternalError, InvalidInput, require
 from services.common.rpc.call import Admission, serve_call
 from services.common.stream.consumer import StreamConsumer, StreamMessage
 from services.common.stream.tensors import to_message, to_torch
@@ -79,8 +79,7 @@ async def frames_of(
         InternalError: the producer skipped or repeated a frame.
         StageError: the producer's failure.
     """
-    if request.WhichOneof("input") is None:
-        raise InvalidInput("input", "is required: set source, or codes")
+    require(request.WhichOneof("input"), "input", "is required: set source, or codes")
     if request.HasField("codes"):
         codes = check_codes(spec, to_torch(request.codes, "codes"), "codes")
         _check_length(spec, len(codes), "codes")
@@ -91,8 +90,7 @@ async def frames_of(
         begin(request.prompt_frames)
         yield codes
         return
-    if request.prompt_frames:
-        raise InvalidInput("prompt_frames", "must be 0 with a source, whose header has them")
+    require(not request.prompt_frames, "prompt_frames", "must be 0 with a source, whose header has them")
     ungathered = round(UNGATHERED_S * spec.sample_rate_hz / spec.samples_per_frame)
     from_position = 0 if spec.decodes_whole else ungathered + spec.lookahead_frames
     gathering = stream_pb2.Gathering(from_position=from_position, delay_ms=GATHERED_MS)
@@ -109,13 +107,11 @@ async def _frames_in(
     async for message in messages:
         if isinstance(message, stream_pb2.StreamHeader):
             prompt = message.prompt_positions
-            if prompt < 0:
-                raise InvalidInput("source.prompt_positions", f"{prompt} must be at least 0")
+            require(prompt >= 0, "source.prompt_positions", f"{prompt} must be at least 0")
             begin(prompt)
         elif isinstance(message, stream_pb2.StreamEnd):
             _expect(message.end_position, due, "the stream's end")
-            if prompt > due:
-                raise InvalidInput("source.prompt_positions", f"{prompt} must be 0 to {due}, the stream's frames")
+            require(prompt <= due, "source.prompt_positions", f"{prompt} must be 0 to {due}, the stream's frames")
         else:
             for rows in message.rows:
                 _expect(rows.first_position, due, "the next frame")

@@ -15,33 +15,28 @@ from services.common.engine.activations import activation
 
 @dataclass(frozen=True)
 class TransformerSizes:
-    """Sizes in channels. `window` is the positions that a frame attends to, itself included."""
+    """Sizes in channels, by their names in config.json. `sliding_window` is the positions that a frame attends to,
+    itself included."""
 
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
     head_dim: int
-    intermediate: int
+    intermediate_size: int
     attention_bias: bool
-    activation: str
-    norm_eps: float
+    hidden_act: str
+    rms_norm_eps: float
     rope_theta: float
-    window: int
+    sliding_window: int
 
 
-class RMSNorm(nn.Module):
-    """Root-mean-square norm, computed in float32."""
-
-    def __init__(self, hidden: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden))
-        self._eps = eps
+class RMSNorm(nn.RMSNorm):
+    """torch's, computed in float32 for any dtype."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden), kept."""
-        wide = x.float()
-        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)).to(x.dtype)
+        return self.weight * F.rms_norm(x.float(), self.normalized_shape, eps=self.eps).to(x.dtype)
 
 
 class LayerScale(nn.Module):
@@ -64,11 +59,11 @@ class StepContext:
         self, x: torch.Tensor, positions: torch.Tensor, sizes: TransformerSizes, carry: Carry, settled: bool
     ) -> None:
         self.carry = carry
-        frames, past, dtype, device = x.shape[1], sizes.window - 1, x.dtype, x.device
+        frames, past, dtype, device = x.shape[1], sizes.sliding_window - 1, x.dtype, x.device
         # Key j of a stream at frame t has position t - past + j. Below 0 there is none.
         keys = torch.arange(past + frames, device=device)
         distance = torch.arange(past, past + frames, device=device)[:, None] - keys
-        seen = ((distance >= 0) & (distance < sizes.window))[None, None]
+        seen = ((distance >= 0) & (distance < sizes.sliding_window))[None, None]
         if not settled:
             seen = seen & (keys >= past - positions[:, None])[:, None, None]
         hidden = torch.full((), -torch.inf, dtype=dtype, device=device)
@@ -91,14 +86,15 @@ class SlidingWindowAttention(nn.Module):
 
     def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
         super().__init__()
-        queries, keys, bias = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim, sizes.attention_bias
-        self.q_proj = nn.Linear(sizes.hidden, queries, bias=bias)
-        self.k_proj = nn.Linear(sizes.hidden, keys, bias=bias)
-        self.v_proj = nn.Linear(sizes.hidden, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, sizes.hidden, bias=bias)
-        self._heads, self._kv_heads, self._head_dim = sizes.heads, sizes.kv_heads, sizes.head_dim
-        self._past = sizes.window - 1
-        self._piece = layout.add((2 * sizes.kv_heads, self._past, sizes.head_dim))
+        self._heads, self._kv_heads = sizes.num_attention_heads, sizes.num_key_value_heads
+        self._head_dim = sizes.head_dim
+        queries, keys, bias = self._heads * self._head_dim, self._kv_heads * self._head_dim, sizes.attention_bias
+        self.q_proj = nn.Linear(sizes.hidden_size, queries, bias=bias)
+        self.k_proj = nn.Linear(sizes.hidden_size, keys, bias=bias)
+        self.v_proj = nn.Linear(sizes.hidden_size, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, sizes.hidden_size, bias=bias)
+        self._past = sizes.sliding_window - 1
+        self._piece = layout.add((2 * self._kv_heads, self._past, self._head_dim))
 
     def precompute(self) -> None:
         """Joins three products into one."""
@@ -125,10 +121,10 @@ class SlidingWindowAttention(nn.Module):
 class GatedMlp(nn.Module):
     def __init__(self, sizes: TransformerSizes) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
-        self.up_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
-        self.down_proj = nn.Linear(sizes.intermediate, sizes.hidden, bias=False)
-        self._activation = activation(sizes.activation)
+        self.gate_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(sizes.intermediate_size, sizes.hidden_size, bias=False)
+        self._activation = activation(sizes.hidden_act)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., hidden), kept."""
@@ -138,12 +134,12 @@ class GatedMlp(nn.Module):
 class TransformerLayer(nn.Module):
     def __init__(self, sizes: TransformerSizes, layout: StateLayout) -> None:
         super().__init__()
-        self.input_layernorm = RMSNorm(sizes.hidden, sizes.norm_eps)
+        self.input_layernorm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.self_attn = SlidingWindowAttention(sizes, layout)
-        self.self_attn_layer_scale = LayerScale(sizes.hidden)
-        self.post_attention_layernorm = RMSNorm(sizes.hidden, sizes.norm_eps)
+        self.self_attn_layer_scale = LayerScale(sizes.hidden_size)
+        self.post_attention_layernorm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.mlp = GatedMlp(sizes)
-        self.mlp_layer_scale = LayerScale(sizes.hidden)
+        self.mlp_layer_scale = LayerScale(sizes.hidden_size)
 
     def forward(self, x: torch.Tensor, step: StepContext) -> torch.Tensor:
         """(streams, frames, hidden), kept."""
@@ -156,10 +152,10 @@ class CodecTransformer(nn.Module):
 
     def __init__(self, sizes: TransformerSizes, layout: StateLayout, projected_from: int = 0) -> None:
         super().__init__()
-        self.input_proj = nn.Linear(projected_from, sizes.hidden) if projected_from else nn.Identity()
-        self.output_proj = nn.Linear(sizes.hidden, projected_from) if projected_from else nn.Identity()
-        self.layers = nn.ModuleList(TransformerLayer(sizes, layout) for _ in range(sizes.layers))
-        self.norm = RMSNorm(sizes.hidden, sizes.norm_eps)
+        self.input_proj = nn.Linear(projected_from, sizes.hidden_size) if projected_from else nn.Identity()
+        self.output_proj = nn.Linear(sizes.hidden_size, projected_from) if projected_from else nn.Identity()
+        self.layers = nn.ModuleList(TransformerLayer(sizes, layout) for _ in range(sizes.num_hidden_layers))
+        self.norm = RMSNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self._sizes = sizes
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, carry: Carry, settled: bool) -> torch.Tensor:

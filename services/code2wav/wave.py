@@ -4,7 +4,7 @@ Layers have the published names.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -44,7 +44,7 @@ class WaveSizes:
     @property
     def latent(self) -> int:
         """Width before and after the transformer."""
-        return self.projected_from or self.transformer.hidden
+        return self.projected_from or self.transformer.hidden_size
 
     @property
     def left_trims(self) -> tuple[int, ...]:
@@ -65,22 +65,13 @@ def read_sizes(part: dict[str, Any], name: str) -> WaveSizes:
     if not part.get("upsample_rates"):
         raise ValueError(f"{name}.upsample_rates is missing or empty")
     try:
+        codebook_size, groups = part["codebook_size"], part["num_quantizers"]
+        head_dim = part.get("head_dim") or part["hidden_size"] // part["num_attention_heads"]
+        stated = {**part, **rope, "head_dim": head_dim}
         return WaveSizes(
-            codebook_size=part["codebook_size"],
-            num_code_groups=part["num_quantizers"],
-            transformer=TransformerSizes(
-                hidden=part["hidden_size"],
-                layers=part["num_hidden_layers"],
-                heads=part["num_attention_heads"],
-                kv_heads=part["num_key_value_heads"],
-                head_dim=part.get("head_dim") or part["hidden_size"] // part["num_attention_heads"],
-                intermediate=part["intermediate_size"],
-                attention_bias=part["attention_bias"],
-                activation=part["hidden_act"],
-                norm_eps=part["rms_norm_eps"],
-                rope_theta=rope["rope_theta"] if "rope_theta" in rope else part["rope_theta"],
-                window=part["sliding_window"],
-            ),
+            codebook_size=codebook_size,
+            num_code_groups=groups,
+            transformer=TransformerSizes(**{size.name: stated[size.name] for size in fields(TransformerSizes)}),
             upsampling_ratios=tuple(part["upsampling_ratios"]),
             upsample_rates=tuple(part["upsample_rates"]),
             decoder_dim=part["decoder_dim"],
@@ -94,7 +85,7 @@ class WaveDecoder(CausalDecoder):
     """The decoder without the embedding of codes. `spec.trimmed_samples` is 0 or the last of `sizes.left_trims`."""
 
     def __init__(self, spec: DecoderSpec, sizes: WaveSizes) -> None:
-        super().__init__(spec, sizes.transformer.window)
+        super().__init__(spec, sizes.transformer.sliding_window)
         self._code_offsets: torch.Tensor
         offsets = torch.arange(sizes.num_code_groups) * sizes.codebook_size
         self.register_buffer("_code_offsets", offsets, persistent=False)

@@ -35,6 +35,12 @@ class InvalidInput(StageError):
         self.reason = reason
 
 
+def require(holds: object, field: str, reason: str) -> None:
+    """Raises InvalidInput, unless `holds` is true."""
+    if not holds:
+        raise InvalidInput(field, reason)
+
+
 class ContextTooLong(InvalidInput):
     code = "CONTEXT_LENGTH"
 

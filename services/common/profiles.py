@@ -1,4 +1,5 @@
-"""A stage's profiles: one at a time, which ends by itself and is kept until it has been fetched."""
+"""quartet.v1.ProfileService, the same for every stage: one profile at a time, which ends by itself and is kept until it
+has been fetched."""
 
 import asyncio
 import contextlib
@@ -7,19 +8,23 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import grpc
 import structlog
 
-from quartet.v1 import profile_pb2
+from quartet.v1 import profile_pb2, profile_pb2_grpc
 from services.common.engine.process import resident_bytes
-from services.common.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
+from services.common.errors import AlreadyExists, InvalidInput, NotFound, StageError, Unavailable
+from services.common.rpc.status import abort
 from services.common.telemetry.spans import Span, Spans, Watch, monotonic_to_unix_ns
 
+SERVICE = profile_pb2.DESCRIPTOR.services_by_name["ProfileService"].full_name
 MIB = 1024 * 1024
+PIECE_BYTES = 256 * 1024
 MAX_S = 60.0  # longest profile
 MAX_MIB = 1024  # by which the process may grow meanwhile, and size of the trace
 KEEP_S = 600.0  # a profile that nobody fetches
@@ -60,8 +65,8 @@ class _Running:
     limit: asyncio.Task[None] | None = None
 
 
-class Profiles:
-    """The profiles of one stage. For one event loop.
+class Profiles(profile_pb2_grpc.ProfileServiceServicer):
+    """Serves the profiles of one stage, and its spans. For one event loop.
 
     Args:
         stage: its kind.
@@ -185,6 +190,38 @@ class Profiles:
         with contextlib.suppress(NotFound):
             await self.stop()
         self.drop()
+
+    async def StartProfile(
+        self, request: profile_pb2.StartProfileRequest, context: grpc.aio.ServicerContext
+    ) -> profile_pb2.StartProfileResponse:
+        try:
+            seconds = await self.start(request.seconds)
+        except StageError as error:
+            await abort(context, error)
+        return profile_pb2.StartProfileResponse(seconds=seconds)
+
+    async def StopProfile(
+        self, request: profile_pb2.StopProfileRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[profile_pb2.StopProfileResponse]:
+        try:
+            recorded = await self.stop()
+        except StageError as error:
+            await abort(context, error)
+        yield profile_pb2.StopProfileResponse(profile=recorded.summary)
+        for process, file in recorded.files:
+            with file.open("rb") as opened:
+                described = profile_pb2.TraceFile(process=process, size_bytes=file.stat().st_size)
+                yield profile_pb2.StopProfileResponse(file=described)
+                while piece := await asyncio.to_thread(opened.read, PIECE_BYTES):
+                    yield profile_pb2.StopProfileResponse(data=piece)
+        self.drop(recorded)
+
+    async def GetSpans(
+        self, request: profile_pb2.GetSpansRequest, context: grpc.aio.ServicerContext
+    ) -> profile_pb2.GetSpansResponse:
+        received = time.time_ns()
+        spans = _messages(self._spans.find(request.request_id))
+        return profile_pb2.GetSpansResponse(spans=spans, received_unix_ns=received, answered_unix_ns=time.time_ns())
 
 
 def _messages(spans: Sequence[Span]) -> list[profile_pb2.Span]:

@@ -18,11 +18,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from quartet.v1 import profile_pb2_grpc, server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
-from services.common import failures, profile_service
+from services.common import failures, profiles
 from services.common.engine.process import freeze_heap
 from services.common.engine.recorder import TorchRecorder
 from services.common.errors import Unavailable
-from services.common.profiles import Profiles
 from services.common.rpc import tls
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import SERVER_OPTIONS, Channels
@@ -83,8 +82,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
         self.port = 0
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, name)
-        self.profiles = Profiles(name, self.admission.spans)
-        profiler = profile_service.ProfileServicer(self.profiles, self.admission.spans)
+        self.profiles = profiles.Profiles(name, self.admission.spans)
         self.hub = StreamHub()
         self.resources = AsyncExitStack()
         self.kv_cache_usage: Callable[[], float] = lambda: 0.0
@@ -99,8 +97,8 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         self._revision = 0
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self, self.grpc)
-        profile_pb2_grpc.add_ProfileServiceServicer_to_server(profiler, self.grpc)
-        ours = [service, "quartet.v1.ServerInfoService", profile_service.SERVICE]
+        profile_pb2_grpc.add_ProfileServiceServicer_to_server(self.profiles, self.grpc)
+        ours = [service, "quartet.v1.ServerInfoService", profiles.SERVICE]
         self._listed = [*ours, health.SERVICE_NAME, reflection.SERVICE_NAME]
         if streams:
             stream_pb2_grpc.add_TensorStreamServiceServicer_to_server(TensorStreamServicer(self.hub, name), self.grpc)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from quartet.v1 import dit_pb2
-from services.common.errors import InvalidInput
+from services.common.errors import require
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import Chunk, Rows
@@ -52,8 +52,7 @@ async def read_conditioning(
     whole = await asyncio.to_thread(lambda: {name: torch.cat(parts) for name, parts in pieces.items()})
     made = [_unpack(whole, i, device) for i in range(sum(name.endswith(f".{_LAYOUT}") for name in whole))]
     count = start.count or 1
-    if len(made) not in (1, count):
-        raise InvalidInput("source", f"the stream is for {len(made)} outputs; this request has {count}")
+    require(len(made) in (1, count), "source", f"the stream is for {len(made)} outputs; this request has {count}")
     return made
 
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import dit_pb2, media_pb2
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, require
 from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.media import open_image
 from services.common.rpc.requests import read_bytes
@@ -32,10 +32,8 @@ async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limi
         media.append((_MASK_FIELD, start.mask))
     size_bytes = 0
     for field, each in media:
-        if each.kind != media_pb2.MEDIA_KIND_IMAGE:
-            raise InvalidInput(field, "must be of MEDIA_KIND_IMAGE")
-        if not each.data and not each.size_bytes:
-            raise InvalidInput(field, "is empty")
+        require(each.kind == media_pb2.MEDIA_KIND_IMAGE, field, "must be of MEDIA_KIND_IMAGE")
+        require(each.data or each.size_bytes, field, "is empty")
         size_bytes += len(each.data) or each.size_bytes
         if size_bytes > limits.max_media_bytes:
             raise InvalidInput(

@@ -34,17 +34,15 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         default_width=width,
         default_height=height,
         size_multiple=family.size_multiple(pipe),
-        max_pixels=settings.max_pixels,
         max_side=min(_MAX_SIDE, family.max_side(pipe)),
         default_inference_steps=settings.default_inference_steps
         or min(default_of(call, "num_inference_steps"), settings.max_inference_steps),
-        max_inference_steps=settings.max_inference_steps,
         default_guidance_scale=default_of(call, family.guidance) if guidance is None else guidance,
         negative_prompt=family.negative,
         max_prompt_tokens=default_of(call, "max_sequence_length") or family.max_prompt_tokens,
         max_images=family.images or int(bool(models.pipelines)),
         mask="inpaint" in models.pipelines,
-        max_count=settings.max_count,
+        **settings.model_dump(include={"max_pixels", "max_inference_steps", "max_count"}),
     )
     if family.media == "video":
         multiple = pipe.vae_scale_factor_temporal

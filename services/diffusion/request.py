@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, require
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.families import default_of
 from services.diffusion.pipelines import Pipelines
@@ -58,14 +58,12 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     Raises:
         InvalidInput: names the field.
     """
-    if not start.prompt.strip():
-        raise InvalidInput("prompt", "is required")
+    require(start.prompt.strip(), "prompt", "is required")
     if start.HasField("negative_prompt") and not info.negative_prompt:
         raise InvalidInput("negative_prompt", f"{info.pipeline} takes none; leave it out")
     _check_images(start, info)
     task = _task(start, info)
-    if (start.count or 1) > info.max_count:
-        raise InvalidInput("count", f"must be at most {info.max_count}")
+    require((start.count or 1) <= info.max_count, "count", f"must be at most {info.max_count}")
     _check_size(start, info)
     if info.frames_multiple:
         _check_frames(start, info)
@@ -90,10 +88,8 @@ def _check_images(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> Non
         most = f"at most {info.max_images} are taken" if info.max_images else f"{info.pipeline} takes none"
         raise InvalidInput("images", f"there are {len(start.images)}; {most}")
     if start.HasField("mask"):
-        if not info.mask:
-            raise InvalidInput("mask", f"{info.pipeline} takes none; leave it out")
-        if len(start.images) != 1:
-            raise InvalidInput("mask", "needs exactly one picture in images, which it is a mask of")
+        require(info.mask, "mask", f"{info.pipeline} takes none; leave it out")
+        require(len(start.images) == 1, "mask", "needs exactly one picture in images, which it is a mask of")
 
 
 def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
@@ -104,16 +100,14 @@ def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
         raise InvalidInput("task", f"{info.pipeline} does not do {name(start.task)}; it does {known}")
     asked = [start.task] if start.task else info.tasks
     fitting = [task for task in asked if (task in takes_images) == bool(start.images)]
-    if not fitting:
-        raise InvalidInput("images", "at least one is required" if not start.images else "are not taken by this task")
+    require(fitting, "images", "at least one is required" if not start.images else "are not taken by this task")
     return fitting[0]
 
 
 def _check_size(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
     if not start.width and not start.height:
         return
-    if info.sample_rate_hz:
-        raise InvalidInput("width", "sound has no size; leave width and height out")
+    require(not info.sample_rate_hz, "width", "sound has no size; leave width and height out")
     for field, value in (("width", start.width), ("height", start.height)):
         if not value or value % info.size_multiple:
             raise InvalidInput(field, f"must be a multiple of {info.size_multiple} pixels, not {value}")
@@ -122,8 +116,7 @@ def _check_size(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
 
 def _check_area(width: int, height: int, info: server_info_pb2.DitInfo) -> None:
     for field, value in (("width", width), ("height", height)):
-        if value > info.max_side:
-            raise InvalidInput(field, f"{width} x {height}: a side may have at most {info.max_side} pixels")
+        require(value <= info.max_side, field, f"{width} x {height}: a side may have at most {info.max_side} pixels")
     if width * height > info.max_pixels:
         raise InvalidInput("width", f"{width} x {height} is over the {info.max_pixels} pixels that are made")
 
@@ -144,15 +137,13 @@ def _check_frames(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> Non
 
 def _check_length(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
     if start.num_frames:
-        if not info.frames_multiple:
-            raise InvalidInput("num_frames", f"{info.pipeline} makes no video; leave it out")
+        require(info.frames_multiple, "num_frames", f"{info.pipeline} makes no video; leave it out")
         if start.num_frames > info.max_frames or (start.num_frames - 1) % info.frames_multiple:
             raise InvalidInput(
                 "num_frames", f"must be 1 more than a multiple of {info.frames_multiple}, at most {info.max_frames}"
             )
     if start.audio_s:
-        if not info.sample_rate_hz:
-            raise InvalidInput("audio_s", f"{info.pipeline} makes no sound; leave it out")
+        require(info.sample_rate_hz, "audio_s", f"{info.pipeline} makes no sound; leave it out")
         least_s = 1 / info.sample_rate_hz
         if not least_s <= start.audio_s <= info.max_audio_s:
             raise InvalidInput("audio_s", f"must be {least_s:.2g} s, a sample, to {info.max_audio_s:g} s")
@@ -164,8 +155,7 @@ def _check_loras(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None
         if lora.name not in info.loras:
             known = f"there are: {', '.join(info.loras)}" if info.loras else "this server has none"
             raise InvalidInput(f"loras[{i}].name", f"there is no adapter '{lora.name}'; {known}")
-        if lora.name in seen:
-            raise InvalidInput(f"loras[{i}].name", f"'{lora.name}' is there twice")
+        require(lora.name not in seen, f"loras[{i}].name", f"'{lora.name}' is there twice")
         if not abs(lora.weight) <= MAX_LORA_WEIGHT:
             raise InvalidInput(f"loras[{i}].weight", f"must be {-MAX_LORA_WEIGHT:g} to {MAX_LORA_WEIGHT:g}")
         seen.add(lora.name)
@@ -226,10 +216,8 @@ def _denoising_steps(start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: Di
     if strength is None:
         return asked
     steps = min(asked, int(asked * strength))  # an edit noises the picture, and leaves the first steps out
-    if not steps:
-        raise InvalidInput("num_inference_steps", "is too few for an edit; take at least 2")
-    if start.previews >= steps:
-        raise InvalidInput("previews", f"must be fewer than the {steps} steps that this edit takes")
+    require(steps, "num_inference_steps", "is too few for an edit; take at least 2")
+    require(start.previews < steps, "previews", f"must be fewer than the {steps} steps that this edit takes")
     return steps
 
 

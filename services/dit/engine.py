@@ -43,6 +43,8 @@ class DitEngine(ThreadedEngine):
         self._running: list[Output] = []
         self._used: str | None = None  # what the latest call was for, as `Output.waits_for`
         self._broken: Exception | None = None
+        RUNNING.set_function(lambda: len(self._running))
+        WAITING.set_function(lambda: len(self._waiting))
         install(models.pipeline)
         models.watch(self._inbox.put, on_fatal)
         self._thread.start()
@@ -104,7 +106,6 @@ class DitEngine(ThreadedEngine):
             self._running.append(output)
             output.begin()
             output.emit(Started())
-        self._count()
 
     def _next(self) -> Output:
         """The least served, and of several the one that has yet to begin. Where one model is on the device at a time,
@@ -207,11 +208,6 @@ class DitEngine(ThreadedEngine):
             self._running.remove(output)
         output.end()
         self.models.forget(output)
-        self._count()
-
-    def _count(self) -> None:
-        RUNNING.set(len(self._running))
-        WAITING.set(len(self._waiting))
 
 
 def _breaks_the_engine(error: Exception) -> bool:

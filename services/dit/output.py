@@ -15,12 +15,10 @@ from services.diffusion.request import OutputSpec
 from services.dit.coroutine import ModelCall, PipelineTask
 
 
-@dataclass(frozen=True)
 class Started:
     """The engine begins."""
 
 
-@dataclass(frozen=True)
 class Encoded:
     """The prompt is read; denoising begins."""
 

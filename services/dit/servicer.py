@@ -2,16 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 
 import grpc
 import torch
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc
-from services.common.errors import InvalidInput
-from services.common.rpc.call import Admission, Call, serve_call
+from services.common.errors import InvalidInput, require
+from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.requests import first_start
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
@@ -34,57 +33,49 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         self.engine: DitEngine
 
     async def Generate(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
-        start = await first_start(request_iterator, context)
-        async with (
-            serve_call("dit", start.request_id, context, self._admission) as call,
-            aclosing(self._serve(start, request_iterator, call)) as responses,
-        ):
-            async for response in responses:
-                yield response
-
-    async def _serve(self, start: dit_pb2.DitStart, requests: Requests, call: Call) -> AsyncGenerator[Response, None]:
-        task = check(start, self.engine.models.info)
-        outputs = await self._resolve(start, requests)
-        seed, steps, count = outputs[0].seed, outputs[0].steps, len(outputs)
-        started = dit_pb2.DitStarted(task=task, seed=seed, count=count, num_inference_steps=steps)
-        yield Response(started=started)
-        run = _Run(self.engine, outputs, start.progress_interval_ms / 1000)
-        try:
-            async for output, event in run.events():
-                match event:
-                    case Failed(error):
-                        raise error
-                    case Started():
-                        call.timings.mark_started()
-                    case Encoded():
-                        call.timings.mark_prefilled()
-                    case Progress(step, of_steps):
-                        progress = dit_pb2.DitProgress(output=output, step=step, num_inference_steps=of_steps)
-                        yield Response(progress=progress)
-                    case Preview(step, pixels):
-                        index = sum(other < step for other in outputs[output].preview_steps)
-                        message = to_message(pixels)
-                        preview = dit_pb2.DitPreview(output=output, index=index, step=step, pixels=message)
-                        yield Response(preview=preview)
-                    case Done(data):
-                        call.timings.mark_output()
-                        pieces = self._pieces(output, data)
-                        while piece := await asyncio.to_thread(next, pieces, None):
-                            yield Response(piece=piece)
-        finally:
-            run.cancel()
-            call.set(outputs=count, steps=run.steps, mean_batch=round(run.mean_batch, 2))
-        timings = call.timings.to_message()
-        summary = dit_pb2.DitSummary(count=count, steps=run.steps, timings=timings, mean_batch=run.mean_batch)
-        yield Response(summary=summary)
+        start: dit_pb2.DitStart = await first_start(request_iterator, context)
+        async with serve_call("dit", start.request_id, context, self._admission) as call:
+            task = check(start, self.engine.models.info)
+            outputs = await self._resolve(start, request_iterator)
+            seed, steps, count = outputs[0].seed, outputs[0].steps, len(outputs)
+            started = dit_pb2.DitStarted(task=task, seed=seed, count=count, num_inference_steps=steps)
+            yield Response(started=started)
+            run = _Run(self.engine, outputs, start.progress_interval_ms / 1000)
+            try:
+                async for output, event in run.events():
+                    match event:
+                        case Failed(error):
+                            raise error
+                        case Started():
+                            call.timings.mark_started()
+                        case Encoded():
+                            call.timings.mark_prefilled()
+                        case Progress(step, of_steps):
+                            progress = dit_pb2.DitProgress(output=output, step=step, num_inference_steps=of_steps)
+                            yield Response(progress=progress)
+                        case Preview(step, pixels):
+                            index = sum(other < step for other in outputs[output].preview_steps)
+                            message = to_message(pixels)
+                            preview = dit_pb2.DitPreview(output=output, index=index, step=step, pixels=message)
+                            yield Response(preview=preview)
+                        case Done(data):
+                            call.timings.mark_output()
+                            pieces = self._pieces(output, data)
+                            while piece := await asyncio.to_thread(next, pieces, None):
+                                yield Response(piece=piece)
+            finally:
+                run.cancel()
+                call.set(outputs=count, steps=run.steps, mean_batch=round(run.mean_batch, 2))
+            timings = call.timings.to_message()
+            summary = dit_pb2.DitSummary(count=count, steps=run.steps, timings=timings, mean_batch=run.mean_batch)
+            yield Response(summary=summary)
 
     async def _resolve(self, start: dit_pb2.DitStart, requests: Requests) -> list[OutputSpec]:
         models, info = self.engine.models, self.engine.models.info
         has_source = start.HasField("source")
         if info.needs_source and not has_source:
             raise InvalidInput("source", "is required: this diffusion stage has no text encoders")
-        if has_source and not info.needs_source:
-            raise InvalidInput("source", "is not taken: leave it out")
+        require(info.needs_source or not has_source, "source", "is not taken: leave it out")
         files = await read_files(start, requests, self._settings)
         given = await read_conditioning(self._consumer, start, models.device) if has_source else []
         return await asyncio.to_thread(

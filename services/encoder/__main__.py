@@ -7,7 +7,7 @@ import grpc
 import structlog
 
 from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, require
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.requests import first_start
 from services.common.stage import Stage, main
@@ -37,8 +37,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
     async def Encode(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
         start = await first_start(request_iterator, context)
         async with serve_call("encoder", start.request.request_id, context, self._admission) as call:
-            if not start.output_stream_id:
-                raise InvalidInput("output_stream_id", "is required")
+            require(start.output_stream_id, "output_stream_id", "is required")
             with self._hub.open(start.output_stream_id, []) as output:
                 output.start(prompt_positions=0)
                 outputs = await self._resolve(start.request, request_iterator)

@@ -1,17 +1,16 @@
 """Starts the talker: `python -m services.talker --model DIR_OR_ID`."""
 
 import asyncio
-from collections.abc import Callable
 
 import torch
 
 from quartet.v1 import server_info_pb2, talker_pb2_grpc
-from services.common.engine.device import Accelerator, CudaGraphs, log_choices, prepared_device
+from services.common.engine.device import Accelerator, CudaGraphs, captures, log_choices, prepared_device
 from services.common.stage import Stage, main
 from services.common.stream.rows import CODES
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
-from services.talker.execution import decide
+from services.talker.execution import choices, compiles_predictor, experts
 from services.talker.family import TalkerFamily
 from services.talker.inputs import Prompt, Text
 from services.talker.model import load_talker
@@ -30,7 +29,8 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
     talker_pb2_grpc.add_TalkerServiceServicer_to_server(servicer, stage.grpc)
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
-        family, engine = await stage.load(start_engine(settings, stage.fatal))
+        family, runner = await stage.load(asyncio.to_thread(load, settings))
+        engine = TalkerEngine(runner, on_fatal=stage.fatal)
         stage.resources.callback(engine.stop)
         await warm_up(engine)
         model = engine.runner.model
@@ -42,29 +42,22 @@ async def serve(stage: Stage, settings: TalkerSettings) -> None:
     await stage.serve(start)
 
 
-async def start_engine(
-    settings: TalkerSettings, on_fatal: Callable[[BaseException], object] = lambda error: None
-) -> tuple[TalkerFamily, TalkerEngine]:
-    """The engine of this stage and what it runs; not warmed up.
+def load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
+    """What this stage's engine runs. Blocks.
 
     Raises:
         ValueError: no such device, checkpoint or talker, or tensors that are missing, unknown or of another shape.
     """
-    family, runner = await asyncio.to_thread(_load, settings)
-    return family, TalkerEngine(runner, on_fatal=on_fatal)
-
-
-def _load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     device = prepared_device(settings.device)
     dtype = None if settings.dtype == "auto" else getattr(torch, settings.dtype)
     family, model = load_talker(settings.model, device, dtype)
     positions = min(settings.max_context_positions, model.spec.max_positions)
-    execution = decide(settings.compile, Accelerator.of(device), str(model.dtype).removeprefix("torch."))
-    log_choices(execution.choices)
-    model.use_experts(execution.run_experts)
-    capturer = CudaGraphs(device) if execution.captured else None
-    slots = settings.max_running_requests
-    return family, TalkerRunner(model, slots, positions, capturer, execution.compiled_predictor)
+    accelerator, named = Accelerator.of(device), str(model.dtype).removeprefix("torch.")
+    log_choices(choices(settings, accelerator, named))
+    model.use_experts(experts(accelerator, named))
+    capturer = CudaGraphs(device) if captures(settings.compile, accelerator) else None
+    compiled = compiles_predictor(settings.compile, accelerator)
+    return family, TalkerRunner(model, settings.max_running_requests, positions, capturer, compiled)
 
 
 async def warm_up(engine: TalkerEngine) -> None:

@@ -68,7 +68,9 @@ class AnswerRows(SpeechInput):
             raise InvalidInput(name, f"rows from position {first} come after {expected}")
         self._next[name] = first + len(tensor)
         tail = (self._width,) if are_states else (3,) if name == ROPE_POSITIONS else ()
-        _check(name, tensor, tail, is_float=are_states)
+        if tuple(tensor.shape[1:]) != tail or tensor.is_floating_point() != are_states:
+            kind = "a float dtype" if are_states else "integers"
+            raise InvalidInput(name, f"must have shape (positions, {', '.join(map(str, tail))}) of {kind}")
         if not are_states and first != expected:
             raise InvalidInput(name, f"positions before {first} are missing")
         if name == TOKEN_IDS:
@@ -114,9 +116,3 @@ class AnswerRows(SpeechInput):
     def tokens(self) -> int:
         """Ids of the answer so far, without those that the prompt has."""
         return self._next[TOKEN_IDS] - len(self.prompt)
-
-
-def _check(name: str, rows: torch.Tensor, tail: tuple[int, ...], is_float: bool) -> None:
-    if tuple(rows.shape[1:]) != tail or rows.is_floating_point() != is_float:
-        kind = "a float dtype" if is_float else "integers"
-        raise InvalidInput(name, f"must have shape (positions, {', '.join(map(str, tail))}) of {kind}")

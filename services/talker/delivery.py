@@ -3,7 +3,7 @@
 import torch
 
 from quartet.v1 import talker_pb2
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, require
 from services.common.stream.tensors import to_torch
 from services.common.text import match_case
 from services.talker.family import TalkerFamily
@@ -27,14 +27,11 @@ def speaker_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> str:
     """The voice in the checkpoint's spelling; "": a sample or instructions give it. Raises InvalidInput."""
     asked, speakers = start.speaker, family.spec.speakers
     if start.text.HasField("voice_sample"):
-        if asked:
-            raise InvalidInput("speaker", "must be unset beside text.voice_sample, whose voice it is")
+        require(not asked, "speaker", "must be unset beside text.voice_sample, whose voice it is")
         return ""
     if not speakers:
-        if asked:
-            raise InvalidInput("speaker", "must be unset: this talker has no voices of its own")
-        if family.sample_reader:
-            raise InvalidInput("text.voice_sample", "is required: this talker has no voices of its own")
+        require(not asked, "speaker", "must be unset: this talker has no voices of its own")
+        require(not family.sample_reader, "text.voice_sample", "is required: this talker has no voices of its own")
         return ""
     found = match_case(asked, speakers) if asked else speakers[0]
     if found is None:
@@ -82,8 +79,7 @@ async def _voice_of(family: TalkerFamily, voices: Voices | None, text: talker_pb
     if not SHORTEST_SAMPLE_S <= seconds <= LONGEST_SAMPLE_S:
         limits = f"{SHORTEST_SAMPLE_S} to {LONGEST_SAMPLE_S} s at {voices.sample_rate_hz} Hz"
         raise InvalidInput(f"{field}.samples", f"has {seconds:.2f} s, must have {limits}")
-    if not samples.isfinite().all() or samples.abs().max() > 1:
-        raise InvalidInput(f"{field}.samples", "must be numbers of -1 to 1")
+    require(samples.isfinite().all() and samples.abs().max() <= 1, f"{field}.samples", "must be numbers of -1 to 1")
     voice = await voices.voice(samples)
     if not voice.vector.isfinite().all():  # in a slot's cache, such numbers would spoil its next requests
         raise InvalidInput(f"{field}.samples", "no voice is heard in them")

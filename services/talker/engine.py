@@ -11,7 +11,7 @@ from prometheus_client import Counter, Gauge
 
 from services.common.engine.device import Staging
 from services.common.engine.thread import ThreadedEngine
-from services.common.errors import InvalidInput, StageError
+from services.common.errors import InvalidInput, StageError, require
 from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 from services.common.telemetry import metrics
 from services.talker.layers import PromptChunk
@@ -64,11 +64,13 @@ class TalkerEngine(ThreadedEngine):
         self._running: list[Speech] = []
         self._free = list(range(runner.slots))
         self._loop = asyncio.get_running_loop()
+        REQUESTS_WAITING.set_function(lambda: len(self._waiting))
+        REQUESTS_RUNNING.set_function(lambda: len(self._running))
+        KV_CACHE_USED.set_function(self._kv_cache_used)
         self._thread.start()
 
-    @property
-    def free_slots(self) -> int:
-        return len(self._free)
+    def _kv_cache_used(self) -> float:
+        return sum(speech.length for speech in self._running) / (self.runner.slots * self.runner.positions)
 
     def submit(self, request: SpeechRequest) -> Speech:
         """Queues `request`. Call on the event loop.
@@ -87,10 +89,8 @@ class TalkerEngine(ThreadedEngine):
 
     def _most_frames(self, request: SpeechRequest) -> int:
         length, capacity = len(request.prompt), self.runner.positions
-        if not request.text.ids:
-            raise InvalidInput("token_ids", "there is no answer to speak")
-        if length > capacity:
-            raise InvalidInput("token_ids", f"the prompt takes {length} positions; this talker has {capacity}")
+        require(request.text.ids, "token_ids", "there is no answer to speak")
+        require(length <= capacity, "token_ids", f"the prompt takes {length} positions; this talker has {capacity}")
         return min(request.sampling.max_frames, capacity - length + 1)  # the last frame needs no step after it
 
     # What follows runs in the engine's thread.
@@ -112,15 +112,12 @@ class TalkerEngine(ThreadedEngine):
             if self._stopping:
                 return
             self._drop_cancelled()
-            REQUESTS_WAITING.set(len(self._waiting))
         while self._free and self._waiting:
             self._admit(self._waiting[0], outputs)
             with self.changed:
                 self._waiting.popleft()  # not before: were the engine to fail at it, it would never be told
         self._prefill()
         self._speak(outputs)
-        held = sum(speech.length for speech in self._running)
-        KV_CACHE_USED.set(held / (self.runner.slots * self.runner.positions))
         if outputs:
             self._deliver(outputs)
 
@@ -131,10 +128,8 @@ class TalkerEngine(ThreadedEngine):
 
     def _release(self, speech: Speech) -> None:
         self._running.remove(speech)
-        REQUESTS_RUNNING.dec()
         speech.rows = None
-        if speech.slot is not None:
-            heapq.heappush(self._free, speech.slot)
+        heapq.heappush(self._free, speech.slot)
 
     def _admit(self, speech: Speech, outputs: list[_Output]) -> None:
         """Gives `speech` the lowest free slot and embeds its prompt. It alone fails if states are not finite."""
@@ -151,13 +146,12 @@ class TalkerEngine(ThreadedEngine):
         speech.slot = heapq.heappop(self._free)
         self.runner.assign(speech.slot, request.sampling)
         self._running.append(speech)
-        REQUESTS_RUNNING.inc()
 
     def _prefill(self) -> None:
         """Runs the oldest waiting prompts in one pass, as much as a step may take."""
         chunks, done, room = [], [], self._prefill_chunk
         for speech in self._running:
-            if speech.rows is None or speech.slot is None or not room:
+            if speech.rows is None or not room:
                 continue
             begin, total = speech.prefilled, len(speech.rows)
             end = min(begin + room, total)
@@ -218,8 +212,7 @@ class TalkerEngine(ThreadedEngine):
     def _compact(self, speaking: list[Speech]) -> None:
         """Moves requests from high slots to free low ones where that halves a step."""
         while self._free:
-            last = max(speaking, key=lambda speech: speech.slot or 0)
-            assert last.slot is not None
+            last = max(speaking, key=lambda speech: speech.slot)
             if last.slot < 2 * len(self._running) or self._free[0] > last.slot:
                 return
             target = heapq.heapreplace(self._free, last.slot)
@@ -228,7 +221,6 @@ class TalkerEngine(ThreadedEngine):
 
     def _step_input(self, speech: Speech) -> StepInput:
         sampling, spec = speech.request.sampling, self.spec
-        assert speech.slot is not None
         width = sampling.temperature and (sampling.top_k or spec.talker.vocab)
         predictor_width = 0
         if spec.predictor:
@@ -246,8 +238,6 @@ class TalkerEngine(ThreadedEngine):
             ended = [*self._waiting, *self._running]
             self._waiting.clear()
         self._running.clear()
-        REQUESTS_RUNNING.set(0)
-        KV_CACHE_USED.set(0)
         self._deliver([(speech, error) for speech in ended])
 
     def _deliver(self, outputs: list[_Output]) -> None:

@@ -63,9 +63,6 @@ class StepGraphs:
         captured.replay()
         return captured.output
 
-    def __len__(self) -> int:
-        return len(self._captured)
-
     def _covering(self, shape: StepShape) -> StepShape:
         rows = min(self._slots, power_of_two(shape.rows))
         if min(max(shape.width, shape.predictor_width), self._codes) > USUAL_WIDTH:

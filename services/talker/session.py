@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import torch
 
 from quartet.v1 import stream_pb2, talker_pb2
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, require
 from services.common.rpc.call import Call
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.output_stream import OutputStream
@@ -82,8 +82,7 @@ class SpeakSession:
         self._input = text = self._family.text_input(delivery)
         await self._add(spoken.text, text)
         async for request in requests:
-            if request.WhichOneof("message") != "text":
-                raise InvalidInput("message", "after the start comes text only")
+            require(request.WhichOneof("message") == "text", "message", "after the start comes text only")
             await self._add(request.text, text)
         text.finish()
         self._advance(text)

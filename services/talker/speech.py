@@ -41,6 +41,7 @@ class Speech:
         frame_count: for the reader: frames delivered so far.
         waiting: time for which the text was late.
         text_states: of text whose steps are to come, by its index.
+        slot: -1 before it has one.
         rows: the prefill (rows, hidden), until it is done.
         prefilled: rows of it that were run.
         length: cached positions.
@@ -58,9 +59,9 @@ class Speech:
         self.text: list[int] = []
         self.text_states: dict[int, torch.Tensor] = {}
         self.text_complete = self.cancelled = self.has_state = False
-        self.slot: int | None = None
         self.rows: torch.Tensor | None = None
         self.prefilled = self.length = self.rope_position = 0
+        self.slot = -1
         self.frames_made = self.frames_read = 0
         self._changed, self._after_text = changed, after_text
         self._outputs: asyncio.Queue[torch.Tensor | End | Exception] = asyncio.Queue()

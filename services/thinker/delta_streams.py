@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from quartet.v1 import thinker_pb2
-from services.common.errors import InvalidInput, Unavailable
+from services.common.errors import Unavailable, require
 
 # Deltas that may wait for a slow caller; then their answers wait.
 _MOST_WAITING = 1024
@@ -16,10 +16,8 @@ class DeltaStreams:
 
     async def serve(self, stream_id: str) -> AsyncGenerator[thinker_pb2.StreamDeltasResponse]:
         """The messages of a stream, which is open until this iterator is closed. Raises InvalidInput."""
-        if not stream_id:
-            raise InvalidInput("stream_id", "is required")
-        if stream_id in self._open:
-            raise InvalidInput("stream_id", "is open already; choose another one")
+        require(stream_id, "stream_id", "is required")
+        require(stream_id not in self._open, "stream_id", "is open already; choose another one")
         stream = self._open[stream_id] = _Stream()
         try:
             yield thinker_pb2.StreamDeltasResponse()
@@ -29,10 +27,20 @@ class DeltaStreams:
             del self._open[stream_id]
             stream.close()
 
-    def to(self, destination: thinker_pb2.DeltaDestination) -> "DeltaSink | None":
-        """Takes the deltas of an answer; None: there is no such stream."""
-        stream = self._open.get(destination.stream_id)
-        return None if stream is None else DeltaSink(stream, destination.answer)
+    async def redirected(
+        self, responses: AsyncIterator[thinker_pb2.GenerateResponse], destination: thinker_pb2.DeltaDestination
+    ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
+        """The part of an answer that stays in its call while deltas go to `destination`; all of it, if there is no such
+        stream. Raises Unavailable: that has ended."""
+        stream, count = self._open.get(destination.stream_id), 0
+        async for response in responses:
+            if stream is not None and response.HasField("delta"):
+                await stream.put(destination.answer, response.delta)
+                count += 1
+                continue
+            if stream is not None and response.HasField("summary"):
+                response.summary.streamed_deltas = count
+            yield response
 
 
 class _Stream:
@@ -61,28 +69,3 @@ class _Stream:
     def close(self) -> None:
         self._closed = True
         self._room.set()
-
-
-class DeltaSink:
-    """One answer's place in a stream; `count` deltas were put."""
-
-    def __init__(self, stream: _Stream, answer: int) -> None:
-        self._stream, self._answer, self.count = stream, answer, 0
-
-    async def put(self, delta: thinker_pb2.GenerateDelta) -> None:
-        """Sends a delta; waits while too many wait. Raises Unavailable: the stream has ended."""
-        await self._stream.put(self._answer, delta)
-        self.count += 1
-
-
-async def redirected(
-    responses: AsyncIterator[thinker_pb2.GenerateResponse], sink: DeltaSink | None
-) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
-    """The part of an answer that stays in its call while deltas go to `sink`. Raises Unavailable: that has ended."""
-    async for response in responses:
-        if sink is not None and response.HasField("delta"):
-            await sink.put(response.delta)
-            continue
-        if sink is not None and response.HasField("summary"):
-            response.summary.streamed_deltas = sink.count
-        yield response

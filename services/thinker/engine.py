@@ -12,19 +12,18 @@ from services.common.engine.device import log_choices
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.stream.rows import TOKEN_IDS, Rows
 from services.registry import read_config
-from services.thinker import device, engine_failures, execution
+from services.thinker import device, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
-from services.thinker.environment import scratch_dir
-from services.thinker.execution import compute_dtype, engine_args
+from services.thinker.environment import failure, scratch_dir
+from services.thinker.execution import compute_dtype, engine_args, has_amx, refused_on_cpu
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
 from services.thinker.lora import Adapters
 from services.thinker.metrics import EngineStats
-from services.thinker.named_tools import find_parser
 from services.thinker.plugin.row_channel import RowReceiver
 from services.thinker.plugin.rows import Range, RowRequest
-from services.thinker.quantization import has_amx, refused_on_cpu
 from services.thinker.recorder import VllmRecorder
+from services.thinker.tools import find_parser
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -74,7 +73,7 @@ class ThinkerEngine:
     """Runs the thinker. Make it with `start`; for one event loop.
 
     Attributes:
-        rows: receives those that requests ask for; its length is the number of these requests.
+        rows: receives those that requests ask for.
         offered_rows: names of the rows that a stream may have.
         dtype: that the model computes in, e.g. "bfloat16".
         device: kind of device, e.g. "cuda".
@@ -129,7 +128,7 @@ class ThinkerEngine:
             try:
                 llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
             except Exception as error:
-                cause = await asyncio.to_thread(engine_failures.cause, scratch, error)
+                cause = await asyncio.to_thread(failure, scratch, error)
                 if cause is None:
                     raise
                 raise ValueError(cause) from error

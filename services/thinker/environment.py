@@ -1,28 +1,33 @@
-"""What vLLM's processes find: environment variables, the format of logs, a directory for temporary files."""
+"""What vLLM's processes find: environment variables, the format of logs, a directory for temporary files. There each
+keeps its errors, which vLLM does not tell its parent."""
 
 import contextlib
 import fcntl
 import itertools
+import json
 import logging
 import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
 from services.common import failures
+from services.common.engine.process import end_now
 from services.common.telemetry import logs
 from services.thinker import cpu, device
 from services.thinker.config import ThinkerSettings
-from services.thinker.engine_failures import keep_errors
 from services.thinker.plugin import SCRATCH_DIR
 
 _VLLM_LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 _LOG_LEVEL = "QUARTET_THINKER_LOG_LEVEL"
 SCRATCH_PREFIX = "quartet-thinker-"
+ERRORS_FILE = "errors.jsonl"
+_NO_KERNELS = "Failed to import from vllm"  # vLLM logs it as a warning, and fails elsewhere later
 
 
 def configure(settings: ThinkerSettings) -> None:
@@ -142,6 +147,82 @@ def _lock(directory: Path, flags: int = 0) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+class _Keeper(logging.Handler):
+    """Appends errors to a file, as JSON strings "Type: message"."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(logging.WARNING)
+        self._file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        message = record.getMessage()
+        if error is not None:
+            self.keep(error)
+        elif message.startswith(_NO_KERNELS):
+            self._write(message)
+
+    def keep(self, error: BaseException) -> None:
+        self._write(f"{type(error).__name__}: {error}")
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError), self._file.open("a") as file:  # e.g. no room; the log has it all the same
+            file.write(json.dumps(text) + "\n")
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    if record.exc_info and record.exc_info[1] is not None:
+        record.msg, record.args = f"{record.getMessage()}: {failures.sentence(record.exc_info[1])}", ()
+        record.exc_info = None
+    return True
+
+
+def keep_errors(with_tracebacks: bool) -> None:
+    """Keeps the errors of a process that vLLM has spawned for `failure`. Call it once its logs are configured.
+
+    Args:
+        with_tracebacks: whether its log has tracebacks.
+    """
+    directory = os.environ.get(SCRATCH_DIR)
+    keeper = _Keeper(Path(directory, ERRORS_FILE)) if directory else None
+    if keeper is not None:
+        logging.getLogger().handlers.insert(0, keeper)
+    if not with_tracebacks:
+        for handler in logging.getLogger().handlers:
+            if handler is not keeper:
+                handler.addFilter(_without_traceback)
+
+    run = BaseProcess.run
+
+    def run_and_end(self: BaseProcess) -> None:
+        status = 0
+        try:
+            run(self)
+        except SystemExit as ended:
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        except Exception as error:
+            if keeper is not None:
+                keeper.keep(error)
+            if with_tracebacks:
+                raise
+            status = 1  # multiprocessing would print the traceback, in no format; the log has the error
+        end_now(status)
+
+    BaseProcess.run = run_and_end
+
+
+def failure(directory: Path, error: BaseException) -> str | None:
+    """Why no engine could start, in one sentence, if another process has kept the reason in `directory`.
+
+    `error` is what vLLM raised here.
+    """
+    try:
+        kept = [json.loads(line) for line in (directory / ERRORS_FILE).read_text().splitlines()]
+    except OSError:
+        kept = []
+    return failures.first_cause(kept) or failures.ended_child(str(error))
 
 
 if __name__ == "__mp_main__":  # in each process that vLLM spawns, before anything of vLLM's is imported there

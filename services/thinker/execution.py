@@ -2,9 +2,14 @@
 
 import importlib.metadata
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from services.common.engine.device import Accelerator, Choice
+from services.common.engine.weights import stored_tensors
 from services.registry import family_of, read_config
 from services.sizes import Sizes
 from services.thinker import device
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
     from vllm import AsyncEngineArgs
 
 EAGER = "eager"
+_PACKED = ("awq", "gptq")  # four bits a weight, eight weights in an int32
 MIN_CAPABILITY = {"bfloat16": (8, 0), "float32": (7, 5), "float16": (7, 5)}
 # Of a CPU's KV cache: vLLM fills it with zeros at the start, and a small model cannot use so many tokens.
 MOST_KV_CACHE_BYTES_ON_CPU, MOST_KV_CACHE_TOKENS_ON_CPU = 1024**3, 65_536
@@ -97,6 +103,32 @@ def sampler(accelerator: Accelerator | None) -> Choice:
     if asked == "0":
         return Choice("sampler", "native", f"{device.SAMPLER_VARIABLE}=0")
     return Choice("sampler", "FlashInfer", "its kernels are at hand")
+
+
+def has_amx() -> bool:
+    """Whether vLLM takes its kernels for AMX here."""
+    return torch.cpu._is_amx_tile_supported()
+
+
+def refused_on_cpu(config: Mapping[str, Any], folder: Path, dtype: str, amx: bool) -> str | None:
+    """Why a CPU cannot run the thinker of the checkpoint in `folder`, and what can; None: nothing is known against it.
+
+    `dtype` is that of all that is not quantized.
+    """
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return None
+    method = str(quantization.get("quant_method", ""))
+    instead = "take a GPU, or a checkpoint of compressed-tensors (int8, FP8) whose experts are not quantized"
+    if method.startswith(_PACKED):
+        return f"the weights are {method.upper()}, which vLLM's build for CPUs has no kernels for; {instead}"
+    stored = (tensor.name for tensor in stored_tensors(folder) if tensor.dtype == "I8")
+    int8 = [name for name in stored if name.startswith("thinker.")]
+    if any(".experts." in name for name in int8):
+        return f"the experts are int8, which vLLM has no kernels for on CPUs; {instead}"
+    if int8 and amx and dtype == "float32":
+        return "the weights are int8, for which vLLM's kernels for this CPU's AMX take no float32; set --dtype=bfloat16"
+    return None
 
 
 def compute_dtype(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> str:

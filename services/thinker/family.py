@@ -37,10 +37,6 @@ class ReasoningMarkers:
     closing_id: int
     vllm_parser: str
 
-    def open_in(self, text: str) -> bool:
-        """Whether `text` opens a thought and does not close it."""
-        return text.rfind(self.opening) > text.rfind(self.closing)
-
 
 @dataclass(frozen=True)
 class ThinkerCheckpoint:
@@ -126,11 +122,12 @@ def load_checkpoint(model: str) -> ThinkerCheckpoint:
     """
     from transformers import AutoProcessor
 
-    from services.common.engine.weights import local_folder
+    from services.common.engine.weights import Checkpoint
 
     logs.adopt("transformers")
     # All weights: vLLM refuses a directory that lacks a file which its index names.
-    folder = local_folder(model, lambda name: True, _FILES)
-    config = read_config(folder)
+    files = Checkpoint(model, _FILES)
+    files.fetch(lambda name: True)
+    folder, config = files.folder, read_config(files.folder)
     family: ThinkerFamily = family_of(config).part("thinker")  # pyright: ignore[reportAssignmentType]
     return family.checkpoint(folder, config, AutoProcessor.from_pretrained(folder))

@@ -14,13 +14,12 @@ from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Prompt
 from services.thinker.engine import Step, ThinkerEngine
 from services.thinker.family import ToolCallMarkers
-from services.thinker.named_tools import NamedToolParser
 from services.thinker.output import DeltaWriter, RowForwarder
 from services.thinker.preprocess import Preprocessor
 from services.thinker.reasoning import ThoughtParser
 from services.thinker.request import read_conversation, read_tools, sampling_params
 from services.thinker.template import is_reusable
-from services.thinker.tools import ToolCallParser
+from services.thinker.tools import NamedToolParser, ToolCallParser
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from services.common.errors import InvalidInput, NotFound
+from services.common.errors import InvalidInput, NotFound, require
 from services.thinker.config import ThinkerSettings
 from services.thinker.lora_files import adapter_digest
 
@@ -76,15 +76,13 @@ class Adapters:
             folder = (root / path).resolve()  # an absolute path stays one
         except (OSError, ValueError, RuntimeError) as error:  # a zero byte, links in a circle
             raise InvalidInput("path", f"is no path: {error}") from None
-        if not folder.is_relative_to(root.resolve()):
-            raise InvalidInput("path", "is not in the directory that --lora-root names")
+        require(folder.is_relative_to(root.resolve()), "path", "is not in the directory that --lora-root names")
         return await self._load(name, folder)
 
     async def _load(self, name: str, folder: Path) -> bool:
         if not _NAME.fullmatch(name):
             raise InvalidInput("name", "must be 1 to 128 letters, digits or . _ : / -, the first a letter or digit")
-        if name == self._settings.model_name:
-            raise InvalidInput("name", f"{name!r} is the model's own")
+        require(name != self._settings.model_name, "name", f"{name!r} is the model's own")
         async with self._lock:
             try:
                 digest = await asyncio.to_thread(adapter_digest, folder, self._base, self._on_cpu)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, require
 from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.media import claimed_wav_s, mono_blocks, open_image
 from services.thinker.config import ThinkerSettings
@@ -52,22 +52,19 @@ def decode_image(file: MediaFile, limits: ThinkerSettings) -> "Image":
 def decode_audio(file: MediaFile, sample_rate_hz: int, limits: ThinkerSettings) -> np.ndarray:
     """The file's first audio track: (samples) float32 in -1 to 1, mono (mean of the channels), at `sample_rate_hz`."""
     with _opened(file) as container:
-        if not container.streams.audio:
-            raise InvalidInput(file.field, "has no audio track")
+        require(container.streams.audio, file.field, "has no audio track")
         return _sound(file, container, sample_rate_hz, limits.max_audio_s)
 
 
 def decode_video(file: MediaFile, sample_rate_hz: int, sampler: FrameSampler, limits: ThinkerSettings) -> Video:
     """The frames that `sampler` picks of the file's first video track, and its sound at `sample_rate_hz`."""
     with _opened(file) as container:
-        if not container.streams.video:
-            raise InvalidInput(file.field, "has no video track")
+        require(container.streams.video, file.field, "has no video track")
         stream = container.streams.video[0]
         _refuse_longer(file, container, stream, limits.max_video_s)
         total = stream.frames or sum(1 for packet in container.demux(stream) if packet.size)
         rate = float(stream.average_rate or stream.guessed_rate or 0)
-        if not total or not rate:
-            raise InvalidInput(file.field, "has no frames, or no frame rate")
+        require(total and rate, file.field, "has no frames, or no frame rate")
         if total / rate > limits.max_video_s:
             raise InvalidInput(file.field, f"lasts {total / rate:.0f} s; at most {limits.max_video_s:g} s are taken")
         wanted = sampler(total, rate)
@@ -81,8 +78,7 @@ def decode_video(file: MediaFile, sample_rate_hz: int, sampler: FrameSampler, li
         container.seek(0)
         stream.thread_type = "AUTO"
         frames = _pick(container.decode(stream), wanted)
-        if not frames:
-            raise InvalidInput(file.field, "has no frames that can be decoded")
+        require(frames, file.field, "has no frames that can be decoded")
     sound = None
     with _opened(file) as container:  # again from the start: decoding the frames went past the sound
         if container.streams.audio:
@@ -117,8 +113,7 @@ def _sound(file: MediaFile, container: Any, sample_rate_hz: int, max_s: float) -
         samples += len(block)
         if samples > (max_s + CODEC_SLACK_S) * rate:
             raise InvalidInput(file.field, f"lasts longer than the {max_s:g} s that are taken")
-    if not samples:
-        raise InvalidInput(file.field, "has an audio track without a sample")
+    require(samples, file.field, "has an audio track without a sample")
     return soxr.resample(np.concatenate(blocks), rate, sample_rate_hz).astype(np.float32)
 
 
@@ -129,8 +124,7 @@ def _refuse_longer(file: MediaFile, container: Any, stream: Any, max_s: float) -
         duration_s = max(duration_s, float(stream.duration * stream.time_base))
     elif container.duration:
         duration_s = max(duration_s, container.duration / 1_000_000)  # microseconds (AV_TIME_BASE)
-    if not duration_s <= max_s:  # NaN neither
-        raise InvalidInput(file.field, f"lasts {duration_s:.0f} s; at most {max_s:g} s are taken")
+    require(duration_s <= max_s, file.field, f"lasts {duration_s:.0f} s; at most {max_s:g} s are taken")  # NaN neither
 
 
 @contextmanager

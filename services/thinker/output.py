@@ -14,10 +14,9 @@ from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import TOKEN_IDS, Rows
 from services.thinker.conversation import Prompt
 from services.thinker.engine import RowSubscription, Step
-from services.thinker.named_tools import NamedToolParser
 from services.thinker.plugin.rows import Range
 from services.thinker.reasoning import ThoughtParser
-from services.thinker.tools import ToolCallParser
+from services.thinker.tools import NamedToolParser, ToolCallParser
 
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import media_pb2, thinker_pb2
 from services.common import sampling_limits
-from services.common.errors import InvalidInput, TooManyMedia
+from services.common.errors import InvalidInput, TooManyMedia, require
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message, RawPrompt, check_token_ids
 from services.thinker.tools import imposed_schema
@@ -48,8 +48,7 @@ def read_conversation(
     Raises InvalidInput, which names the field.
     """
     raw = _raw(start) if start.HasField("prompt") else None
-    if raw is None and not start.messages:
-        raise InvalidInput("messages", "must not be empty")
+    require(raw or start.messages, "messages", "must not be empty")
     messages = [_message(f"messages[{i}]", message) for i, message in enumerate(start.messages)]
     template_kwargs = _json_object("chat_template_kwargs_json", start.chat_template_kwargs_json or "{}")
     if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
@@ -62,10 +61,8 @@ def read_conversation(
 def _raw(start: thinker_pb2.GenerateStart) -> RawPrompt:
     prompt = start.prompt
     for name in ("messages", "tools", "chat_template_kwargs_json"):
-        if getattr(start, name):
-            raise InvalidInput(name, "cannot be beside a prompt: no chat template is applied")
-    if not (prompt.text or prompt.token_ids.ids):
-        raise InvalidInput("prompt", "must have a text or token ids")
+        require(not getattr(start, name), name, "cannot be beside a prompt: no chat template is applied")
+    require(prompt.text or prompt.token_ids.ids, "prompt", "must have a text or token ids")
     files = [_file(f"prompt.media[{i}]", media) for i, media in enumerate(prompt.media)]
     return RawPrompt(prompt.text, list(prompt.token_ids.ids), files)
 
@@ -76,12 +73,10 @@ def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], 
     Raises InvalidInput, which names the field.
     """
     mode = start.tool_choice.mode
-    if mode not in thinker_pb2.ToolChoice.Mode.values():
-        raise InvalidInput("tool_choice.mode", f"{mode} is not a mode")
+    require(mode in thinker_pb2.ToolChoice.Mode.values(), "tool_choice.mode", f"{mode} is not a mode")
     tools = []
     for i, tool in enumerate(start.tools):
-        if not tool.name:
-            raise InvalidInput(f"tools[{i}].name", "is required")
+        require(tool.name, f"tools[{i}].name", "is required")
         described = {"description": tool.description} if tool.description else {}
         parameters = _json_object(f"tools[{i}].parameters_json", tool.parameters_json or "{}")
         tools.append({"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}})
@@ -105,8 +100,7 @@ def _check_media(files: list[MediaFile], limits: ThinkerSettings) -> None:
 
 
 def _message(field: str, message: thinker_pb2.ChatMessage) -> Message:
-    if message.role not in _ROLES:
-        raise InvalidInput(f"{field}.role", f"must be one of {', '.join(_ROLES)}, not '{message.role}'")
+    require(message.role in _ROLES, f"{field}.role", f"must be one of {', '.join(_ROLES)}, not '{message.role}'")
     if message.token_ids and message.role != "assistant":
         raise InvalidInput(f"{field}.token_ids", f"only the assistant's messages have them, not role '{message.role}'")
     parts = [_part(f"{field}.content[{i}]", part) for i, part in enumerate(message.content)]
@@ -135,8 +129,7 @@ def _file(field: str, media: media_pb2.Media) -> MediaFile:
     field, kind = media.field or field, _KINDS.get(media.kind)
     if kind is None:
         raise InvalidInput(field, "must state its kind: image, audio or video")
-    if not media.data and not media.size_bytes:
-        raise InvalidInput(field, "is empty")
+    require(media.data or media.size_bytes, field, "is empty")
     return MediaFile(kind, media.data, field, 0 if media.data else media.size_bytes)
 
 
@@ -176,14 +169,12 @@ def _check_sampling(request: thinker_pb2.SamplingParameters, vocab_size: int) ->
         if not request.HasField(name):  # pyright: ignore[reportArgumentType]
             continue
         value = getattr(request, name)
-        if value not in limit:
-            raise InvalidInput(f"sampling.{name}", f"must be {limit}, not {value:g}")
+        require(value in limit, f"sampling.{name}", f"must be {limit}, not {value:g}")
     if request.HasField("max_tokens") and request.min_tokens > request.max_tokens:
         raise InvalidInput("sampling.min_tokens", f"must be at most max_tokens, {request.max_tokens}")
     if len(request.stop) > MAX_STOP_STRINGS:
         raise InvalidInput("sampling.stop", f"has {len(request.stop)} strings; at most {MAX_STOP_STRINGS} are taken")
-    if not all(request.stop):
-        raise InvalidInput("sampling.stop", "must not contain an empty string")
+    require(all(request.stop), "sampling.stop", "must not contain an empty string")
     check_token_ids("sampling.stop_token_ids", request.stop_token_ids, vocab_size)
     check_token_ids("sampling.logit_bias", request.logit_bias, vocab_size)
     for token_id, bias in request.logit_bias.items():
@@ -196,8 +187,7 @@ def _structure(request: thinker_pb2.SamplingParameters, output_schema: str | Non
 
     kind = request.WhichOneof("structure")
     if output_schema is not None:
-        if kind is not None:
-            raise InvalidInput(f"sampling.{kind}", "cannot be combined with a tool_choice that forces a call")
+        require(kind is None, f"sampling.{kind}", "cannot be combined with a tool_choice that forces a call")
         return StructuredOutputsParams(json=output_schema)
     if kind is None or (kind == "json_object" and not request.json_object):
         return None

@@ -14,7 +14,7 @@ from services.common.rpc.status import abort
 from services.common.stage import Stage
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message
-from services.thinker.delta_streams import DeltaStreams, redirected
+from services.thinker.delta_streams import DeltaStreams
 from services.thinker.engine import ThinkerEngine
 from services.thinker.generation import Generation
 from services.thinker.lora import Adapters
@@ -46,7 +46,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             with self.engine.adapters.use(start.lora) as lora, stream as output:
                 generation = Generation(self.engine, self.preprocessor, self._settings, start, output, call, lora)
                 async with aclosing(self._generate(generation, request_iterator, start.count_only)) as responses:
-                    async for response in redirected(responses, self._deltas.to(start.deltas_to)):
+                    async for response in self._deltas.redirected(responses, start.deltas_to):
                         yield response
 
     async def StreamDeltas(
@@ -63,7 +63,10 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         self, generation: Generation, requests: AsyncIterator[thinker_pb2.GenerateRequest], count_only: bool
     ) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
         await generation.refuse()
-        await _read_media(generation.conversation, requests)
+        for file in generation.conversation.media:  # those that are not in the start
+            if file.missing_bytes:
+                file.data = await read_bytes(file.field, file.missing_bytes, requests)
+                file.missing_bytes = 0
         yield await generation.prepare()
         if not count_only:
             async with aclosing(generation.answer()) as answer:
@@ -169,14 +172,6 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
         )
 
     await stage.serve(start)
-
-
-async def _read_media(conversation: Conversation, requests: AsyncIterator[thinker_pb2.GenerateRequest]) -> None:
-    """Fills the files that are not in the start. Raises InvalidInput: the rest does not come."""
-    for file in conversation.media:
-        if file.missing_bytes:
-            file.data = await read_bytes(file.field, file.missing_bytes, requests)
-            file.missing_bytes = 0
 
 
 async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:

@@ -86,7 +86,8 @@ class ChatTemplate:
         turns = [_to_template(message) for message in conversation.messages]
         with self._lock:
             asked, ended = (self._render(turns, conversation, asks) for asks in (True, False))
-        return markers.open_in(asked[len(ended) :] if asked.startswith(ended) else asked)
+        last = asked[len(ended) :] if asked.startswith(ended) else asked
+        return last.rfind(markers.opening) > last.rfind(markers.closing)
 
     def _answer(self, index: int, message: Message) -> list[int]:
         """The ids of message `index`, without the special token that ended it. Raises InvalidInput."""

@@ -13,7 +13,7 @@ import soundfile
 from cli.sizes import read_sizes
 from quartet.v1 import server_info_pb2_grpc
 from quartet.v1.server_info_pb2 import GetServerInfoRequest
-from services.thinker.quantization import has_amx
+from services.thinker.execution import has_amx
 from tests.support.references.plain_vllm import answers
 from tests.support.systems.stack import Stack, running
 from tests.support.weights.quantized import awq_checkpoint, fp8_checkpoint, gptq_checkpoint, int8_checkpoint

@@ -109,7 +109,7 @@ def test_a_complete_stream_gives_all_samples_whatever_the_arrival(seed):
         assert isinstance(event, DecodeEnd)
         assert (event.frames, event.samples) == (len(codes), len(codes) * SAMPLES)
         assert torch.equal(torch.cat([torch.zeros(0), *pieces]), whole(codes, voice, noise_seed))
-    assert engine.free_slots == 2
+    assert engine._states.free_slots == 2
     engine.stop()
 
 

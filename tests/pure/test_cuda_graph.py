@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from services.code2wav import execution as code2wav_execution
-from services.common.engine.device import Accelerator, CudaGraphs, engine_device
+from services.common.engine.device import Accelerator, CudaGraphs, captures, engine_device
 from services.talker import execution as talker_execution
+from services.talker.config import TalkerSettings
 from services.talker.graphs import StepGraphs, StepShape
 from services.talker.moe import grouped_experts, static_experts
 from tests.support.stage.replay import CaptureError, ReplayedOps
@@ -130,7 +130,7 @@ def test_talker_steps_are_captured_from_the_largest_and_cover_all(slots: int, po
     graphs = StepGraphs(capturer, step, inputs, (0, 0, 0, positions, 0, 0), positions, codes=3072)
     sizes = [(shape.width, shape.rows, shape.length) for shape in capturer.steps]
     assert sizes == sorted(sizes, reverse=True)
-    assert len(graphs) == len(set(sizes)) == len(sizes)
+    assert len(graphs._captured) == len(set(sizes)) == len(sizes)
     assert (inputs[3] == positions).all()  # while captures ran, every slot wrote to its spare position
     for rows in range(1, slots + 1):
         for length in (0, 1, positions // 2, positions):
@@ -152,22 +152,20 @@ class TestExecution:
     def test_every_gpu_captures_and_only_those_with_the_kernel_run_grouped_products(self, name: str, dtype: str):
         accelerator = Accelerator("GPU", ARCHITECTURES[name], 80 * 1024**3)
         assert accelerator.architecture == name
-        execution = talker_execution.decide("auto", accelerator, dtype)
-        assert execution.captured
+        assert captures("auto", accelerator)
         has_kernel = name in self.grouped and dtype == "bfloat16"
-        assert execution.run_experts is (grouped_experts if has_kernel else static_experts)
-        (moe,) = [choice for choice in execution.choices if choice.part == "moe"]
+        assert talker_execution.experts(accelerator, dtype) is (grouped_experts if has_kernel else static_experts)
+        settings = TalkerSettings(model="a")
+        (moe,) = [each for each in talker_execution.choices(settings, accelerator, dtype) if each.part == "moe"]
         assert name in moe.reason
         assert dtype in moe.reason
-        assert code2wav_execution.decide("auto", accelerator).captured
-        assert not talker_execution.decide("off", accelerator, dtype).captured
-        assert not code2wav_execution.decide("off", accelerator).captured
+        assert not captures("off", accelerator)
 
     def test_a_cpu_captures_nothing_and_compiles_when_told_to(self):
-        assert not talker_execution.decide("auto", None, "float32").compiled_predictor
-        assert not talker_execution.decide("auto", None, "float32").captured
-        assert talker_execution.decide("on", None, "float32").compiled_predictor
-        assert not code2wav_execution.decide("on", None).captured
+        assert not talker_execution.compiles_predictor("auto", None)
+        assert not captures("auto", None)
+        assert talker_execution.compiles_predictor("on", None)
+        assert not captures("on", None)
 
 
 @torch.inference_mode()

@@ -1,7 +1,9 @@
 """Deltas of many answers in one stream, from a scripted thinker to the gateway."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 import pytest
 
@@ -119,7 +121,22 @@ async def test_a_stream_has_a_name_of_its_own() -> None:
         for name in ("", "one"):
             with pytest.raises(InvalidInput, match="stream_id"):
                 await anext(streams.serve(name))
-    assert streams.to(thinker_pb2.DeltaDestination(stream_id="one")) is None  # deltas are told in the call
+    told = [part async for part in streams.redirected(_answer(), thinker_pb2.DeltaDestination(stream_id="one"))]
+    assert [part.WhichOneof("message") for part in told] == ["delta", "delta", "summary"]  # in the call
+
+
+async def test_a_summary_says_how_many_deltas_went_to_the_stream() -> None:
+    streams = DeltaStreams()
+    async with aclosing(streams.serve("one")) as messages:
+        await anext(messages)
+        told = [part async for part in streams.redirected(_answer(), thinker_pb2.DeltaDestination(stream_id="one"))]
+    assert [part.summary.streamed_deltas for part in told] == [2]
+
+
+async def _answer() -> AsyncGenerator[thinker_pb2.GenerateResponse]:
+    for text in ("a", "b"):
+        yield thinker_pb2.GenerateResponse(delta=thinker_pb2.GenerateDelta(text=text))
+    yield thinker_pb2.GenerateResponse(summary=thinker_pb2.GenerateSummary())
 
 
 async def test_answers_wait_for_a_slow_reader_and_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,20 +144,18 @@ async def test_answers_wait_for_a_slow_reader_and_end_with_it(monkeypatch: pytes
     streams, delta = DeltaStreams(), thinker_pb2.GenerateDelta(text="a")
     async with aclosing(streams.serve("one")) as messages:
         await anext(messages)
-        sink = streams.to(thinker_pb2.DeltaDestination(stream_id="one", answer=7))
-        assert sink is not None
+        put = partial(streams._open["one"].put, 7, delta)
         for _ in range(2):
-            await sink.put(delta)
-        waits = asyncio.create_task(sink.put(delta))
+            await put()
+        waits = asyncio.create_task(put())
         await asyncio.sleep(0)
         assert not waits.done()
         assert [told.answer for told in (await anext(messages)).deltas] == [7, 7]
         await waits
-        await sink.put(delta)
-        ends = asyncio.create_task(sink.put(delta))
+        await put()
+        ends = asyncio.create_task(put())
         await asyncio.sleep(0)
     with pytest.raises(Unavailable):
         await ends
     with pytest.raises(Unavailable):
-        await sink.put(delta)
-    assert sink.count == 4
+        await put()

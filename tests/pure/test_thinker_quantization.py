@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.thinker.quantization import refused_on_cpu
+from services.thinker.execution import refused_on_cpu
 
 _ATTENTION, _EXPERT = "layers.0.self_attn.q_proj.weight", "layers.0.mlp.experts.3.up_proj.weight"
 

@@ -77,7 +77,7 @@ def test_more_streams_than_slots_in_random_pieces_give_their_own_samples(decoder
         assert end.samples == starts[-1] == len(expected)
         assert pieces[-1].frames == len(part)
         assert (torch.cat([p.samples for p in pieces]) - expected).abs().max() <= TOLERANCE
-    assert engine.free_slots == 2
+    assert engine._states.free_slots == 2
 
 
 def test_the_first_frame_is_decoded_at_once_and_waiting_is_measured(engine):
@@ -132,14 +132,14 @@ def test_cancel_frees_the_slot_in_every_state_and_the_next_stream_starts_clean(d
     streams = [engine.open(events.put) for events in (idle, busy, waiting)]
     engine.put(streams[1], random_codes(engine, 400, 5))
     busy.get(timeout=GUARD_S)
-    assert engine.free_slots == 0
+    assert engine._states.free_slots == 0
     for stream in streams:
         engine.cancel(stream)
         engine.cancel(stream)  # harmless
         engine.put(stream, codes)
         engine.finish(stream)
     busy_events = busy.qsize()
-    until(lambda: engine.free_slots == 2)
+    until(lambda: engine._states.free_slots == 2)
     for _ in range(2):  # both slots
         events: queue.Queue[Event] = queue.Queue()
         stream = engine.open(events.put)
@@ -160,7 +160,7 @@ def test_a_thousand_cancelled_streams_leak_no_slot(engine):
         if rng.random() < 0.1:
             time.sleep(0.001)
         engine.cancel(stream)
-    until(lambda: engine.free_slots == 2)
+    until(lambda: engine._states.free_slots == 2)
 
 
 @pytest.mark.parametrize(

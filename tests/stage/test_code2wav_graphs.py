@@ -99,11 +99,11 @@ def test_an_engine_with_captured_steps_serves(tiny_checkpoint, device):
     engine.stop()
 
 
-@pytest.mark.parametrize("load", [talker_main._load, code2wav_main.start_engine])
+@pytest.mark.parametrize("load", [talker_main.load, code2wav_main.start_engine])
 def test_loading_keeps_attention_from_cudnn(tiny_checkpoint, load):
     """It would make a plan for each new length of a prompt, 25 to 440 ms, while all else waits."""
     torch.backends.cuda.enable_cudnn_sdp(True)
-    settings = TalkerSettings if load is talker_main._load else Code2WavSettings
+    settings = TalkerSettings if load is talker_main.load else Code2WavSettings
     loaded = load(settings(model=str(tiny_checkpoint), max_running_requests=1))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     if isinstance(loaded, DecodeEngine):

@@ -48,7 +48,7 @@ class Service:
         return stream_pb2.StreamSource(address=self.talker, stream_id=stream_id)
 
     async def idle(self) -> None:
-        await until(lambda: self.engine.free_slots == 2 and not self.admission.in_flight)
+        await until(lambda: self.engine._states.free_slots == 2 and not self.admission.in_flight)
 
 
 @pytest.fixture

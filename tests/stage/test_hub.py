@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 
-from services.common.engine.weights import local_folder
+from services.common.engine.weights import Checkpoint
 from tests.support.systems import hub_starts
 from tests.support.systems.hub import Hub, serving
 
@@ -98,6 +99,12 @@ def test_a_stage_reads_the_same_as_from_a_directory_of_today(
     starts: Starts, tiny_checkpoint: Path, stage: str, options: list
 ) -> None:
     assert starts.got[stage] == hub_starts.READERS[stage](str(tiny_checkpoint), *options)
+
+
+def local_folder(model: str, wanted: Callable[[str], bool]) -> Path:
+    checkpoint = Checkpoint(model)
+    checkpoint.fetch(wanted)
+    return checkpoint.folder
 
 
 def test_without_the_hub_a_start_needs_every_file_here(starts: Starts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
-from services.thinker.named_tools import NamedToolParser, find_parser
+from services.thinker.tools import NamedToolParser, find_parser
 
 TOOLS: list[dict[str, Any]] = [
     {

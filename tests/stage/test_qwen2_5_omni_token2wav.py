@@ -202,7 +202,7 @@ async def test_eight_streams_mixed_are_each_what_the_reference_makes_alone(refer
             engine.finish(stream)
             del left[stream]
     sounds = [collect(events) for _, _, events in results[:8]]
-    await until(lambda: engine.free_slots == 5)
+    await until(lambda: engine._states.free_slots == 5)
     engine.stop()
     assert not len(sounds[0])
     for seed, ((codes, voice, _), samples) in enumerate(zip(results[:8], sounds, strict=True)):
@@ -217,7 +217,7 @@ async def test_a_stream_cancelled_within_a_window_frees_its_slot_after_it(window
     engine.put(stream, random_codes(36)[:, None])
     await until(lambda: stream.in_step or windowed.flow.evaluations > evaluations)
     engine.cancel(stream)
-    await until(lambda: engine.free_slots == 1)
+    await until(lambda: engine._states.free_slots == 1)
     events: queue.Queue[Event] = queue.Queue()
     other = engine.open(events.put, seed=2)
     engine.put(other, random_codes(5)[:, None])

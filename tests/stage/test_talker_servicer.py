@@ -293,7 +293,7 @@ async def test_cancelled_calls_free_their_slots_and_excess_is_refused(service: S
 
 
 async def _all_free(service: Service) -> None:
-    await until(lambda: service.engine.free_slots == 2 and not service.admission.in_flight)
+    await until(lambda: len(service.engine._free) == 2 and not service.admission.in_flight)
 
 
 async def _drain(source: stream_pb2.StreamSource) -> None:

@@ -163,7 +163,7 @@ async def test_a_writer_who_leaves_frees_the_slot(talker: ServedTalker) -> None:
         while not (await call.read()).HasField("frames"):
             pass
         call.cancel()
-        while talker.admission.in_flight or talker.engine.free_slots < 4:
+        while talker.admission.in_flight or len(talker.engine._free) < 4:
             await asyncio.sleep(0.01)
 
 

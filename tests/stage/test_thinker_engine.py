@@ -312,7 +312,7 @@ async def test_an_aborted_request_leaves_nothing_behind(thinker: Thinker) -> Non
         task.cancel()
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
-    assert len(thinker.engine.rows) == 0
+    assert len(thinker.engine.rows._deliveries) == 0
     conversation = conversations()["text"]
     thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
     assert vllm_metric("vllm:kv_cache_usage_perc") == 0

@@ -34,6 +34,13 @@ HTTP = "POST /v1/chat/completions"
 OF_SPEECH = (HTTP, *STAGES, "thinker to talker", "talker to code2wav")
 
 
+def shut_down() -> None:
+    """Sends what is left and turns tracing off, as the interpreter's end does."""
+    if tracing._provider is not None:
+        tracing._provider.shutdown()
+        tracing._provider = None
+
+
 @pytest.fixture
 async def collector(monkeypatch: pytest.MonkeyPatch):
     """One that this process sends to. Its stages are those with streams between them."""
@@ -43,7 +50,7 @@ async def collector(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")  # this process is the collector too, and may stall
         tracing.configure("test")
         yield started
-        await asyncio.to_thread(tracing.shut_down)
+        await asyncio.to_thread(shut_down)
 
 
 async def collected(collector: Collector, *names: str) -> None:
@@ -61,7 +68,7 @@ async def test_one_request_is_one_trace(collector):
         response = await gateway.chat(SPOKEN, headers=headers)
         assert response.status_code == 200, response.text
         await collected(collector, *OF_SPEECH)
-    await asyncio.to_thread(tracing.shut_down)
+    await asyncio.to_thread(shut_down)
     spans = {received.span.name: received.span for received in collector.spans}
     assert set(spans) == set(OF_SPEECH)
     assert len(collector.spans) == len(spans)
@@ -124,7 +131,7 @@ async def test_a_stream_that_fails_ends_its_span_with_the_grpc_status(collector)
             await reading
     await hub.drain()  # the client hears of the failure before the span ends
     await server.stop(None)
-    await asyncio.to_thread(tracing.shut_down)
+    await asyncio.to_thread(shut_down)
     assert collector.named("thinker to other").attributes["quartet.outcome"] == "RESOURCE_EXHAUSTED"
 
 
@@ -203,7 +210,7 @@ class Exporter(trace_exporter.OTLPSpanExporter):
 trace_exporter.OTLPSpanExporter = Exporter
 tracing.configure("x")
 tracing.begin("x", "r", {}).end()
-tracing.shut_down()
+tracing._provider.shutdown()
 """
     done = run(code, QUARTET_OTLP_ENDPOINT=f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 0, done.stderr

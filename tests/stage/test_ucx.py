@@ -90,7 +90,7 @@ async def test_many_streams_some_of_them_left():
         wrong = [each for each in done if each and not isinstance(each, (Unavailable, asyncio.CancelledError))]
         assert not wrong
         await e.hub.drain()
-        await until(lambda: not e.producer.under_way and not e.consumer.under_way)  # what nobody took was refused
+        await until(lambda: not e.producer._running and not e.consumer._running)  # what nobody took was refused
 
 
 @contextlib.asynccontextmanager
@@ -116,9 +116,9 @@ async def test_a_consumer_that_dies_frees_what_was_on_its_way():
         stream.put(eight())
         assert process.stdout
         assert json.loads(await asyncio.to_thread(process.stdout.readline)) == {"got": MIB}
-        await until(lambda: worker.under_way == 7)  # of the eight: it takes no other
+        await until(lambda: len(worker._running) == 7)  # of the eight: it takes no other
         process.kill()
-        await until(lambda: stream.consumer_gone and not worker.under_way)
+        await until(lambda: stream.consumer_gone and not worker._running)
         await hub.drain()
 
 
@@ -127,10 +127,10 @@ async def test_a_consumer_that_hangs_is_dropped(monkeypatch):
     async with consumed() as (_, worker, stream, process):
         process.send_signal(signal.SIGSTOP)
         stream.put(eight())
-        await until(lambda: worker.under_way == 8)
+        await until(lambda: len(worker._running) == 8)
         with capture_logs() as told:
             stream.consumer_left()  # as when gRPC's keepalive has noticed
-            await until(lambda: not worker.under_way)
+            await until(lambda: not worker._running)
         assert [line["event"] for line in told] == ["UCX peer takes nothing: dropped"]
 
 
@@ -146,7 +146,7 @@ async def test_a_producer_that_dies_is_a_typed_error_at_once():
                     async with asyncio.timeout(GUARD_S):
                         await read_all(messages)
         await CHANNELS.close_all()
-        await until(lambda: not worker.under_way)
+        await until(lambda: not worker._running)
 
 
 async def test_a_lost_connection_breaks_the_stream_and_the_next_one_connects_again():
@@ -167,7 +167,7 @@ async def test_a_lost_connection_breaks_the_stream_and_the_next_one_connects_aga
                 except StageError as error:
                     broken = isinstance(error, Unavailable)
                     assert broken
-        await until(lambda: not e.producer.under_way and not e.consumer.under_way)
+        await until(lambda: not e.producer._running and not e.consumer._running)
         await e.connected()
         before = sent_bytes("ucx")
         with e.hub.open("again", ["big"]) as stream:
@@ -239,7 +239,7 @@ async def test_descriptors_and_memory_stay_flat():
         for i in range(20, 320):
             await one(e, i)
         await e.hub.drain()
-        await until(lambda: not e.producer.under_way and not e.consumer.under_way)
+        await until(lambda: not e.producer._running and not e.consumer._running)
         gc.collect()
         await until(lambda: process.num_fds() <= before)  # what ran before this test may close its files still
         assert process.memory_info().rss - memory < 32 * MIB

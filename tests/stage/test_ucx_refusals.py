@@ -70,7 +70,7 @@ async def test_a_producer_that_lies_is_found_out(kind: str, field: str):
                 async with subscribe(source(address), "r", []) as messages:
                     await read_all(messages)
             assert found.value.field == field
-            await until(lambda: not theirs.under_way and not ours.under_way)
+            await until(lambda: not theirs._running and not ours._running)
         finally:
             await server.stop(None)
             await CHANNELS.close_all()

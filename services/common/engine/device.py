@@ -178,6 +178,11 @@ class Accelerator:
         return f"sm_{self.capability[0]}{self.capability[1]}"
 
 
+def captures(compile: str, accelerator: Accelerator | None) -> bool:
+    """Whether steps are CUDA graphs on `accelerator`; None is a CPU. `compile` is the setting."""
+    return accelerator is not None and compile != "off"
+
+
 @dataclass(frozen=True)
 class Choice:
     """One decision.

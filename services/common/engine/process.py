@@ -52,18 +52,15 @@ def end_now(status: int = 0) -> NoReturn:
     os._exit(status)
 
 
-def resident_bytes() -> int:
-    """Memory of this process and those below it, from /proc; 0 without it."""
-    return _resident_bytes(os.getpid())
-
-
-def _resident_bytes(pid: int) -> int:
+def resident_bytes(pid: int = 0) -> int:
+    """Memory of the process `pid` (0: this one) and those below it, from /proc; 0 without it."""
+    pid = pid or os.getpid()
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         children = [file.read_text().split() for file in Path(f"/proc/{pid}/task").glob("*/children")]
     except (OSError, IndexError):  # it is gone, or this is no Linux
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE") + sum(_resident_bytes(int(child)) for child in chain(*children))
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(resident_bytes(int(child)) for child in chain(*children))
 
 
 def lower_engine_priority() -> None:

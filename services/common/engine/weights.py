@@ -43,17 +43,6 @@ def compute_dtype(config: Mapping[str, Any], stored: torch.dtype) -> torch.dtype
     return found
 
 
-def local_folder(model: str, wanted: Callable[[str], bool], files: Sequence[str] = CONFIG_FILES) -> Path:
-    """The directory of a checkpoint, see `Checkpoint`, with all files of wanted tensors.
-
-    Raises:
-        ValueError: there is no such checkpoint, or a file cannot be fetched.
-    """
-    checkpoint = Checkpoint(model, files)
-    checkpoint.fetch(wanted)
-    return checkpoint.folder
-
-
 class Stored(NamedTuple):
     """A tensor in a safetensors file; `dtype` is spelled as there ("I8")."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import structlog
 
-from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable
+from services.common.errors import InternalError, QueueFull, StageError, Unavailable, require
 from services.common.rpc.status import abort
 from services.common.telemetry import metrics, tracing
 from services.common.telemetry.spans import Span, Spans
@@ -180,8 +180,7 @@ async def serve_call(
     at_end.enter_context(metrics.IN_FLIGHT.labels(stage).track_inprogress())
     _at_end.set(at_end)
     try:
-        if not request_id:
-            raise InvalidInput("request_id", "is required")
+        require(request_id, "request_id", "is required")
         with admission.admit():
             yield call
     except StageError as error:

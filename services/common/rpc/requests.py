@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, require
 from services.common.rpc.status import abort
 
 MEDIA_TIMEOUT_S = 30.0  # a client that is silent for longer gives up its place
@@ -35,6 +35,5 @@ async def read_bytes(field: str, size_bytes: int, requests: AsyncIterator[Any]) 
         if request is None or request.WhichOneof("message") != "media":
             raise InvalidInput(field, f"has {len(data)} of {size_bytes} bytes; media chunks must bring the rest")
         data += request.media.data
-    if len(data) > size_bytes:
-        raise InvalidInput(field, f"a media chunk runs past its {size_bytes} bytes")
+    require(len(data) <= size_bytes, field, f"a media chunk runs past its {size_bytes} bytes")
     return bytes(data)

@@ -53,16 +53,11 @@ class Settings(pydantic_settings.BaseSettings):
         class Loaded(cls):  # the same settings with the sources of this call
             @classmethod
             def settings_customise_sources(
-                cls,
-                settings_cls: type[pydantic_settings.BaseSettings],
-                init_settings: pydantic_settings.PydanticBaseSettingsSource,
-                env_settings: pydantic_settings.PydanticBaseSettingsSource,
-                dotenv_settings: pydantic_settings.PydanticBaseSettingsSource,
-                file_secret_settings: pydantic_settings.PydanticBaseSettingsSource,
+                cls, settings_cls: type[pydantic_settings.BaseSettings], *_: Any, **sources: Any
             ) -> tuple[pydantic_settings.PydanticBaseSettingsSource, ...]:
                 return (
                     pydantic_settings.CliSettingsSource[Any](settings_cls, cli_parse_args=flags),
-                    env_settings,
+                    sources["env_settings"],
                     pydantic_settings.InitSettingsSource(settings_cls, init_kwargs=shared),
                     pydantic_settings.YamlConfigSettingsSource(settings_cls, yaml_file=known.config),
                 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from quartet.v1 import tensor_pb2
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, require
 
 ALIGNMENT_BYTES = 64  # of a block's offset: a cache line's, and enough for every element type
 
@@ -64,8 +64,7 @@ class ArenaReader:
 
 
 def _map(directory: Path, name: str, field: str) -> mmap.mmap:
-    if not is_arena_name(name):
-        raise InvalidInput(field, "must be 'quartet-' and 32 hexadecimal digits")
+    require(is_arena_name(name), field, "must be 'quartet-' and 32 hexadecimal digits")
     path = directory / name
     if (mapping := _mappings.get(path)) is not None:
         return mapping

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from quartet.v1 import stream_pb2, stream_pb2_grpc
-from services.common.errors import InvalidInput, StageLost, Unavailable
+from services.common.errors import StageLost, Unavailable, require
 from services.common.rpc.call import outgoing_metadata
 from services.common.rpc.channels import Channels
 from services.common.rpc.status import from_rpc_error
@@ -92,8 +92,7 @@ class StreamConsumer:
             StageError: whatever ended the producer's request.
         """
         for field in ("address", "stream_id"):
-            if not getattr(source, field):
-                raise InvalidInput(f"source.{field}", "is required")
+            require(getattr(source, field), f"source.{field}", "is required")
         subscription = stream_pb2.Subscription(
             stream_id=source.stream_id,
             request_id=request_id,

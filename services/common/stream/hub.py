@@ -166,24 +166,20 @@ async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -
     subscription = first.subscription
     capabilities, gathering = subscription.capabilities, subscription.gathering
     limit_bytes = capabilities.max_chunk_bytes
-    _require(subscription.stream_id, "stream_id", "is required")
-    _require(subscription.request_id, "request_id", "is required")
-    _require(1 <= subscription.initial_credits <= 1024, "initial_credits", "must be 1 to 1024")
+    errors.require(subscription.stream_id, "subscription.stream_id", "is required")
+    errors.require(subscription.request_id, "subscription.request_id", "is required")
+    errors.require(1 <= subscription.initial_credits <= 1024, "subscription.initial_credits", "must be 1 to 1024")
     fits = not limit_bytes or 1024 <= limit_bytes <= 4 * 1024 * 1024
-    _require(fits, "capabilities.max_chunk_bytes", "must be 0 or 1024 to 4194304")
+    errors.require(fits, "subscription.capabilities.max_chunk_bytes", "must be 0 or 1024 to 4194304")
     if capabilities.HasField("ucx"):
         address, tag = capabilities.ucx.worker_address, capabilities.ucx.tag
+        field, step = "subscription.capabilities.ucx", 2**TAG_BITS
         fits = 1 <= len(address) <= MAX_ADDRESS_BYTES
-        _require(fits, "capabilities.ucx.worker_address", f"must have 1 to {MAX_ADDRESS_BYTES} bytes")
-        _require(tag and not tag % 2**TAG_BITS, "capabilities.ucx.tag", f"must be a multiple of {2**TAG_BITS} above 0")
-    _require(gathering.from_position >= 0, "gathering.from_position", "must be at least 0")
-    _require(gathering.delay_ms <= 1000, "gathering.delay_ms", "must be 0 to 1000")
+        errors.require(fits, f"{field}.worker_address", f"must have 1 to {MAX_ADDRESS_BYTES} bytes")
+        errors.require(tag and not tag % step, f"{field}.tag", f"must be a multiple of {step} above 0")
+    errors.require(gathering.from_position >= 0, "subscription.gathering.from_position", "must be at least 0")
+    errors.require(gathering.delay_ms <= 1000, "subscription.gathering.delay_ms", "must be 0 to 1000")
     return subscription
-
-
-def _require(fits: object, field: str, rule: str) -> None:
-    if not fits:
-        raise errors.InvalidInput(f"subscription.{field}", rule)
 
 
 async def _read_credit(requests: AsyncIterator[stream_pb2.SubscribeRequest], stream: OutputStream) -> None:

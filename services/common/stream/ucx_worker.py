@@ -161,11 +161,6 @@ class UcxWorker:
             self._thread.join()
             os.close(self._wake)
 
-    @property
-    def under_way(self) -> int:
-        """Messages being sent, received or refused."""
-        return len(self._running)
-
     # From here on in the worker's thread.
 
     def _do(self, command: Callable[[], None]) -> None:

@@ -110,14 +110,6 @@ def _exporter(endpoint: str, variable: str) -> Any:
     return HttpExporter(endpoint=endpoint.rstrip("/") + path, timeout=timeout_s)
 
 
-def shut_down() -> None:
-    """Sends what is left and turns tracing off, as the interpreter's end does."""
-    global _provider
-    if _provider is not None:
-        _provider.shutdown()
-        _provider = None
-
-
 def begin(name: str, request_id: str, headers: Mapping[str, str]) -> Span | None:
     """A span of the request, child of what `headers` name; None while tracing is off. This task's later calls are its
     children: see `metadata`."""

@@ -137,9 +137,6 @@ class RowReceiver:
         finally:
             del self._deliveries[key]
 
-    def __len__(self) -> int:
-        return len(self._deliveries)
-
     @property
     def failed(self) -> bool:
         """Whether rows are received no more."""

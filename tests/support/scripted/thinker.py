@@ -8,7 +8,7 @@ from contextlib import aclosing
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
 from services.common.errors import InvalidInput, NotFound
 from services.common.rpc.status import abort
-from services.thinker.delta_streams import DeltaStreams, redirected
+from services.thinker.delta_streams import DeltaStreams
 from tests.support.scripted.script import TIMINGS, Script
 from tests.support.scripted.server_info import ServerInfo
 
@@ -83,10 +83,9 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas) if not start.count_only),
             thinker_pb2.GenerateResponse(summary=summary),
         ]
-        sink = self._deltas.to(start.deltas_to)
         # closed here: one that a failure leaves behind would count as running until it is collected
         async with aclosing(self.script.play(start, outputs, context)) as played:
-            async for output in redirected(played, sink):
+            async for output in self._deltas.redirected(played, start.deltas_to):
                 yield output
 
 

@@ -35,7 +35,7 @@ def working() -> Iterator[UcxWorker]:
     try:
         yield worker
         end = time.monotonic() + 60
-        while worker.under_way:  # what has arrived is known to its sender a little later
+        while worker._running:  # what has arrived is known to its sender a little later
             assert time.monotonic() < end
             time.sleep(0.001)
     finally:
