@@ -14,21 +14,16 @@ if TYPE_CHECKING:
     from quartet.messages import Chat
     from quartet.omni import Omni
 
-_PLACES = {
-    "Answer": "quartet.answers",
-    "AsyncOmni": "quartet.async_omni",
-    "Audio": "quartet.answers",
-    "AudioDelta": "quartet.answers",
-    "Chat": "quartet.messages",
-    "Error": "quartet.errors",
-    "Omni": "quartet.omni",
-    "StartError": "quartet.errors",
-    "TextDelta": "quartet.answers",
-    "Tls": "cli.plan",
-    "audio": "quartet.media",
-    "image": "quartet.media",
-    "video": "quartet.media",
+_NAMES = {
+    "cli.plan": ("Tls",),
+    "quartet.answers": ("Answer", "Audio", "AudioDelta", "TextDelta"),
+    "quartet.async_omni": ("AsyncOmni",),
+    "quartet.errors": ("Error", "StartError"),
+    "quartet.media": ("audio", "image", "video"),
+    "quartet.messages": ("Chat",),
+    "quartet.omni": ("Omni",),
 }
+_PLACES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Answer",
