@@ -107,6 +107,7 @@ def _put(fields: dict[str, Any], name: str, value: Any) -> None:
         raise invalid(name, "is in the form twice")
 
 
+JSON = ("application/json",)
 FILE = {"type": "string", "format": "binary"}
 _ERROR = {"description": "OpenAI's error body: {error: {message, type, param, code}}"}
 
@@ -130,11 +131,11 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 
 def page(
     model: type[BaseModel],
-    media_type: str,
     answer: str,
     files: Mapping[str, Any] = MappingProxyType({}),
     needed: str | None = None,
     answered: Iterable[str] = ("application/json", "text/event-stream"),
+    media_type: str = "application/json",
 ) -> dict[str, Any]:
     """An endpoint's OpenAPI description.
 
@@ -143,6 +144,7 @@ def page(
         files: schemas of members that are files.
         needed: the required file.
         answered: media types of the response.
+        media_type: of the request.
     """
     schema = _inlined(model.model_json_schema())
     schema["properties"] |= files

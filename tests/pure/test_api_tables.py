@@ -20,7 +20,7 @@ class Body(BaseModel):
 def app() -> FastAPI:
     app = FastAPI()
 
-    @app.post("/v1/things", openapi_extra=page(Body, "application/json", "a thing"))
+    @app.post("/v1/things", openapi_extra=page(Body, "a thing"))
     def make() -> None:
         """Makes a thing."""
 

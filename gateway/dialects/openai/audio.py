@@ -13,10 +13,10 @@ from gateway.media.encode import AUDIO_MEDIA_TYPES
 
 router = APIRouter(tags=["audio"])
 
-_OPENAPI = page(AudioRequest, "application/json", "the file", answered=AUDIO_MEDIA_TYPES.values())
+_OPENAPI = page(AudioRequest, "the file", answered=AUDIO_MEDIA_TYPES.values())
 
 
-@router.post("/v1/audio/generations", openapi_extra=_OPENAPI, response_model=None)
+@router.post("/v1/audio/generations", openapi_extra=_OPENAPI)
 async def generate_audio(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes audio from a prompt; the response is its file."""
     limit_s = gateway.settings.request_timeout_s

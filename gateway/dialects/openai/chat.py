@@ -35,14 +35,10 @@ from services.common.errors import StageError
 router = APIRouter(tags=["chat"])
 AnswerKind = TypeVar("AnswerKind", bound=Answer)
 
-_OPENAPI = page(
-    ChatCompletionRequest,
-    "application/json",
-    "chat.completion, or with stream: true chat.completion.chunk events and [DONE]",
-)
+_ANSWER = "chat.completion, or with stream: true chat.completion.chunk events and [DONE]"
 
 
-@router.post("/v1/chat/completions", openapi_extra=_OPENAPI, response_model=None)
+@router.post("/v1/chat/completions", openapi_extra=page(ChatCompletionRequest, _ANSWER))
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers a conversation with text and, if asked for, speech; or with images, if the model makes them."""
     request = await read_json(http, ChatCompletionRequest, gateway.settings.request_timeout_s)

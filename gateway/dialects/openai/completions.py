@@ -81,9 +81,7 @@ class CompletionRequest(WriterSampling):
 
 
 @router.post(
-    "/v1/completions",
-    openapi_extra=page(CompletionRequest, "application/json", "text_completion, or with stream: true its chunks"),
-    response_model=None,
+    "/v1/completions", openapi_extra=page(CompletionRequest, "text_completion, or with stream: true its chunks")
 )
 async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues prompts as they are: no chat template, no speech."""

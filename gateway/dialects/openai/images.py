@@ -22,24 +22,24 @@ from gateway.media.check import MediaFile
 router = APIRouter(tags=["images"])
 
 _ANSWER = "ImagesResponse, or with stream: true {0}.partial_image and {0}.completed events"
-_OPENAPI = page(ImageRequest, "application/json", _ANSWER.format("image_generation"))
+_OPENAPI = page(ImageRequest, _ANSWER.format("image_generation"))
 _EDIT_OPENAPI = page(
     ImageRequest,
-    "multipart/form-data",
     _ANSWER.format("image_edit"),
     {"image": {"type": "array", "items": FILE, "description": "also as image[]"}, "mask": FILE},
     needed="image",
+    media_type="multipart/form-data",
 )
 
 
-@router.post("/v1/images/generations", openapi_extra=_OPENAPI, response_model=None)
+@router.post("/v1/images/generations", openapi_extra=_OPENAPI)
 async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes images from a prompt."""
     request = await read_json(http, ImageRequest, gateway.settings.request_timeout_s)
     return await _respond(http, gateway, request, [], None)
 
 
-@router.post("/v1/images/edits", openapi_extra=_EDIT_OPENAPI, response_model=None)
+@router.post("/v1/images/edits", openapi_extra=_EDIT_OPENAPI)
 async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes images from a prompt and other images; the body is a form."""
     if not is_form(http):

@@ -64,10 +64,10 @@ class CreateSpeechRequest(SpeechSettings):
 
 
 _ANSWERED = (*MEDIA_TYPES.values(), "text/event-stream")
-_OPENAPI = page(CreateSpeechRequest, "application/json", "the audio, as it is made; or its events", answered=_ANSWERED)
+_OPENAPI = page(CreateSpeechRequest, "the audio, as it is made; or its events", answered=_ANSWERED)
 
 
-@router.post("/v1/audio/speech", openapi_extra=_OPENAPI, response_model=None)
+@router.post("/v1/audio/speech", openapi_extra=_OPENAPI)
 async def speak(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Speaks a text."""
     limit_s = gateway.settings.request_timeout_s

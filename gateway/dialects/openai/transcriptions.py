@@ -29,16 +29,16 @@ router = APIRouter(tags=["transcriptions"])
 
 def _page(model: type[Strict]) -> dict[str, Any]:
     answer = "Transcription, or text, or with stream transcript.text events"
-    return page(model, "multipart/form-data", answer, {"file": FILE}, needed="file")
+    return page(model, answer, {"file": FILE}, needed="file", media_type="multipart/form-data")
 
 
-@router.post("/v1/audio/transcriptions", openapi_extra=_page(TranscriptionRequest), response_model=None)
+@router.post("/v1/audio/transcriptions", openapi_extra=_page(TranscriptionRequest))
 async def transcribe(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Transcribes speech."""
     return await _respond(http, gateway, TranscriptionRequest)
 
 
-@router.post("/v1/audio/translations", openapi_extra=_page(TranslationRequest), response_model=None)
+@router.post("/v1/audio/translations", openapi_extra=_page(TranslationRequest))
 async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Translates speech into English text."""
     return await _respond(http, gateway, TranslationRequest)

@@ -16,7 +16,7 @@ from gateway.answers.video_store import VideoJob
 from gateway.answers.videos import VideoRequest, submit_video, video_object
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
-from gateway.http.forms import FILE, is_form, page, read_form, read_json
+from gateway.http.forms import FILE, JSON, is_form, page, read_form, read_json
 from gateway.http.json_writer import Json
 from gateway.media.check import MediaFile
 
@@ -27,14 +27,14 @@ _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
 
 def _openapi() -> dict[str, Any]:
-    described = page(VideoRequest, "application/json", "the new Video object", answered=("application/json",))
+    described = page(VideoRequest, "the new Video object", answered=JSON)
     content = described["requestBody"]["content"]
     content["multipart/form-data"] = deepcopy(content["application/json"])
     content["multipart/form-data"]["schema"]["properties"]["input_reference"] = FILE
     return described
 
 
-@router.post("/v1/videos", openapi_extra=_openapi(), response_model=None)
+@router.post("/v1/videos", openapi_extra=_openapi())
 async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Submits a video. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
     request, image = await _read(http, gateway)
@@ -70,7 +70,7 @@ async def list_videos(http: Request) -> dict[str, Any]:
     }
 
 
-@router.get("/v1/videos/{video_id}", response_model=None)
+@router.get("/v1/videos/{video_id}")
 async def get_video(http: Request, video_id: str) -> Response:
     """A video's state."""
     return Json(video_object(await _video(http, video_id)), headers=_POLL_AFTER)
@@ -84,7 +84,7 @@ async def delete_video(http: Request, video_id: str) -> dict[str, Any]:
     return {"id": video_id, "object": "video.deleted", "deleted": True}
 
 
-@router.get("/v1/videos/{video_id}/content", response_model=None)
+@router.get("/v1/videos/{video_id}/content")
 async def download_video(http: Request, video_id: str) -> Response:
     """A finished video's file, or a range of it."""
     variant = http.query_params.get("variant", "video")

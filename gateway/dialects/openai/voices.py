@@ -14,7 +14,7 @@ from gateway.answers.voice_options import MAX_SAMPLE_TEXT_CHARACTERS, voice_stor
 from gateway.answers.voice_store import UploadedVoice
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
-from gateway.http.forms import FILE, page, read_form
+from gateway.http.forms import FILE, JSON, page, read_form
 from gateway.media.fetch import media_errors
 from gateway.media.voice_sample import as_flac, read_sample
 from gateway.validation import Strict
@@ -52,12 +52,7 @@ class VoiceRequest(Strict):
 
 
 _OPENAPI = page(
-    VoiceRequest,
-    "multipart/form-data",
-    "the new voice",
-    {"audio_sample": FILE},
-    needed="audio_sample",
-    answered=("application/json",),
+    VoiceRequest, "the new voice", {"audio_sample": FILE}, "audio_sample", JSON, media_type="multipart/form-data"
 )
 
 

@@ -41,7 +41,7 @@ class StartRequest(Strict):
     seconds: float | None = Field(default=None, gt=0, description="after which it ends by itself; default: 60")
 
 
-@router.post("/start_profile", openapi_extra=page(StartRequest, "application/json", "what records", answered=()))
+@router.post("/start_profile", openapi_extra=page(StartRequest, "what records", answered=()))
 async def start_profile(http: Request) -> Json:
     """Starts a profile of every replica that can be reached."""
     gateway = require_admin(http, "profiles are")

@@ -150,7 +150,7 @@ class _Connection:
         """Raises RealtimeError: vLLM's dialect is chosen by the first event only."""
         if isinstance(event, events.ModelUpdate) and self._dialect is self._handler:
             if not self._is_first:
-                raise RealtimeError("missing_required_parameter", "session: is missing", "session")
+                raise events.wrong("session", "is missing", "missing_required_parameter")
             await self._handler.close()
             self._dialect = VllmDialect(self._gateway, self._outbox, self._key)
         self._is_first = False

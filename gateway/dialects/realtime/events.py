@@ -31,6 +31,11 @@ class RealtimeError(ApiError):
         self.event_id = event_id
 
 
+def wrong(param: str, reason: str, code: str = "invalid_value", event_id: str | None = None) -> RealtimeError:
+    """The refusal of the member `param`."""
+    return RealtimeError(code, f"{param}: {reason}", param, event_id)
+
+
 async def in_thread_if_long(characters: int, work: Callable[[], Result]) -> Result:
     """Runs `work`, in a thread if `characters` are many."""
     return await asyncio.to_thread(work) if characters > _LONG_CHARACTERS else work()
@@ -151,11 +156,11 @@ def parse(text: str) -> ClientEvent:
     if not isinstance(event_id, str) or len(event_id) > _MAX_ID_CHARACTERS:
         event_id = None
     if "type" not in event:
-        raise RealtimeError("missing_required_parameter", "type: is missing", "type", event_id)
+        raise wrong("type", "is missing", "missing_required_parameter", event_id)
     if event["type"] not in CLIENT_EVENT_TYPES:
         shown = repr(event["type"])[:_SHOWN_CHARACTERS]
-        message = f"type: {shown} is not known; supported are {', '.join(CLIENT_EVENT_TYPES)}"
-        raise RealtimeError("invalid_value", message, "type", event_id)
+        reason = f"{shown} is not known; supported are {', '.join(CLIENT_EVENT_TYPES)}"
+        raise wrong("type", reason, event_id=event_id)
     is_vllms = event["type"] == "session.update" and "model" in event and "session" not in event
     try:
         return ModelUpdate.model_validate(event) if is_vllms else _CLIENT_EVENTS.validate_python(event)

@@ -62,7 +62,7 @@ class ClientSecretRequest(BaseModel):
     session: dict[str, Any] | None = Field(default=None, description="members as in session.update")
 
 
-@router.post(f"{PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "application/json", "the secret"))
+@router.post(f"{PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "the secret"))
 async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Json:
     """Makes a short-lived key for one app's page or phone, which opens realtime connections only."""
     request = await read_json(http, ClientSecretRequest, gateway.settings.request_timeout_s)

@@ -10,7 +10,7 @@ from gateway.dialects.realtime import events
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item, decode_base64, parse_item, parse_items, spoken
 from gateway.dialects.realtime.conversation.prompt import Prompt, load_images
-from gateway.dialects.realtime.events import ClientEvent, RealtimeError, in_thread_if_long, server_event
+from gateway.dialects.realtime.events import ClientEvent, RealtimeError, in_thread_if_long, server_event, wrong
 from gateway.dialects.realtime.input.input_buffer import InputBuffer
 from gateway.dialects.realtime.input.transcriber import Transcriber
 from gateway.dialects.realtime.input.turn_listener import TurnListener
@@ -78,8 +78,8 @@ class SessionHandler:
         session = self.session.updated(event.session)
         check_tool(self._gateway, session)
         if self._has_spoken() and session.voice != self.session.voice:
-            message = "session.audio.output.voice: cannot change once the model has spoken"
-            raise RealtimeError("cannot_update_voice", message, "session.audio.output.voice")
+            reason = "cannot change once the model has spoken"
+            raise wrong("session.audio.output.voice", reason, "cannot_update_voice")
         if session.input_format != self.session.input_format:
             self.buffer.change_format(session.input_format)
         self.session = session
@@ -155,12 +155,11 @@ class SessionHandler:
 
     async def _respond(self, event: events.ResponseCreate) -> None:
         if self.session.type == "transcription":
-            raise RealtimeError("invalid_value", "type: a transcription session has no responses", "type")
+            raise wrong("type", "a transcription session has no responses")
         request = event.response or {}
         conversation = request.get("conversation") or "auto"
         if conversation not in ("auto", "none"):
-            message = 'response.conversation: must be "auto" or "none"'
-            raise RealtimeError("invalid_value", message, "response.conversation")
+            raise wrong("response.conversation", 'must be "auto" or "none"')
         if conversation == "none" and len(self._responses) - (self.active is not None) >= _MAX_SIDE_RESPONSES:
             raise RealtimeError("too_many_responses", f"at most {_MAX_SIDE_RESPONSES} responses run at a time")
         metadata, input_ = check_metadata(request.get("metadata")), request.get("input")

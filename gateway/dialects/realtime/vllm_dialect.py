@@ -43,14 +43,14 @@ class VllmDialect:
                 self._model = model
             case events.AudioAppend(audio=audio):
                 if self._sound.waiting_s >= _MOST_WAITING_S:
-                    reason = f"audio: {_MOST_WAITING_S} s of sound wait to be written down, the most; send it later"
-                    raise RealtimeError("input_audio_buffer_full", reason, "audio")
+                    reason = f"{_MOST_WAITING_S} s of sound wait to be written down, the most; send it later"
+                    raise events.wrong("audio", reason, "input_audio_buffer_full")
                 self._sound.add(await events.in_thread_if_long(len(audio), lambda: decode_base64(audio, "audio")))
             case events.AudioCommit():
                 self._commit((event.model_extra or {}).get("final") is True)
             case _:
-                message = f"type: {event.type} is not known after a session.update without `session`"
-                raise RealtimeError("unknown_event", message, "type")
+                reason = f"{event.type} is not known after a session.update without `session`"
+                raise events.wrong("type", reason, "unknown_event")
 
     async def close(self) -> None:
         if self._work is not None:

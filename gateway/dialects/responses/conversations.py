@@ -13,7 +13,7 @@ from gateway.dialects.responses.schema import Metadata
 from gateway.dialects.responses.store import Thread
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import owner_of
-from gateway.http.forms import page, read_json
+from gateway.http.forms import JSON, page, read_json
 from gateway.validation import Strict
 
 router = APIRouter(tags=["responses"])
@@ -34,7 +34,7 @@ class ItemsRequest(Strict):
 
 
 def _opened(model: type[Strict]) -> dict[str, Any]:
-    return page(model, "application/json", "the object", answered=("application/json",))
+    return page(model, "the object", answered=JSON)
 
 
 @router.post("/v1/conversations", openapi_extra=_opened(ConversationRequest))

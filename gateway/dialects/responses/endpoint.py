@@ -17,14 +17,14 @@ from gateway.dialects.responses.run import ResponseRun
 from gateway.dialects.responses.schema import InputTokensRequest, ResponseRequest
 from gateway.errors import from_error, invalid
 from gateway.http.connection import LAST_WORD_S, EventStream, admitted, key_of, named_sse, owner_of, while_connected
-from gateway.http.forms import page, read_json
+from gateway.http.forms import JSON, page, read_json
 from gateway.http.json_writer import Json
 from gateway.validation import NotNegative, Strict
 from services.common.errors import QueueFull
 
 router = APIRouter(tags=["responses"])
 
-_OPENAPI = page(ResponseRequest, "application/json", "the Response object, or with stream: true its events")
+_OPENAPI = page(ResponseRequest, "the Response object, or with stream: true its events")
 
 
 class GetQuery(Strict):
@@ -34,7 +34,7 @@ class GetQuery(Strict):
     include_obfuscation: Any = Field(default=None, description="accepted; nothing is padded")
 
 
-@router.post("/v1/responses", openapi_extra=_OPENAPI, response_model=None)
+@router.post("/v1/responses", openapi_extra=_OPENAPI)
 async def create_response(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers items with items: text, reasoning, function calls, images."""
     request = await read_json(http, ResponseRequest, gateway.settings.request_timeout_s)
@@ -80,9 +80,7 @@ def _stream(gateway: Gateway, events: AsyncGenerator[ResponseEvent, None]) -> Ev
 
 
 @router.post(
-    "/v1/responses/input_tokens",
-    openapi_extra=page(InputTokensRequest, "application/json", "the number of tokens", answered=("application/json",)),
-    response_model=None,
+    "/v1/responses/input_tokens", openapi_extra=page(InputTokensRequest, "the number of tokens", answered=JSON)
 )
 async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Counts the tokens of a response's prompt, media included."""
@@ -98,7 +96,7 @@ async def _count(http: Request, request: ResponseRequest) -> Response:
     return Json({"object": "response.input_tokens", "input_tokens": await run.count()})
 
 
-@router.get("/v1/responses/{response_id}", response_model=None)
+@router.get("/v1/responses/{response_id}")
 async def get_response(http: Request, response_id: str) -> Response:
     """Returns a stored response, or streams a background response's events after `starting_after`."""
     responses, owner = responses_of(http), owner_of(http)

@@ -35,7 +35,7 @@ class UnloadRequest(Strict):
     lora_int_id: int | None = Field(default=None, description="accepted; the name says it")
 
 
-@router.post("/v1/load_lora_adapter", openapi_extra=page(LoadRequest, "application/json", "done", answered=_TEXT))
+@router.post("/v1/load_lora_adapter", openapi_extra=page(LoadRequest, "done", answered=_TEXT))
 async def load_lora_adapter(http: Request) -> PlainTextResponse:
     """Loads an adapter in every replica of the thinker, or in none."""
     gateway = require_admin(http, "adapters are")
@@ -58,7 +58,7 @@ async def load_lora_adapter(http: Request) -> PlainTextResponse:
     return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
 
-@router.post("/v1/unload_lora_adapter", openapi_extra=page(UnloadRequest, "application/json", "done", answered=_TEXT))
+@router.post("/v1/unload_lora_adapter", openapi_extra=page(UnloadRequest, "done", answered=_TEXT))
 async def unload_lora_adapter(http: Request) -> PlainTextResponse:
     """Unloads an adapter from every replica of the thinker. Running requests keep it."""
     gateway = require_admin(http, "adapters are")

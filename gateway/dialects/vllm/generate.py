@@ -105,9 +105,7 @@ class AbortRegistry:
 
 
 @router.post(
-    "/inference/v1/generate",
-    openapi_extra=page(GenerateRequest, "application/json", "as vLLM's, or with stream: true its chunks"),
-    response_model=None,
+    "/inference/v1/generate", openapi_extra=page(GenerateRequest, "as vLLM's, or with stream: true its chunks")
 )
 async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues token ids with token ids."""
@@ -117,7 +115,7 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     return await respond(http, Generation(gateway, request, http, prompt, media), request.stream)
 
 
-@router.post("/inference/v1/abort_requests", openapi_extra=page(AbortRequest, "application/json", "{}"))
+@router.post("/inference/v1/abort_requests", openapi_extra=page(AbortRequest, "{}"))
 async def abort_requests(http: Request) -> dict[str, Any]:
     """Cancels running requests of the same API key."""
     gateway: Gateway = http.app.state.gateway

@@ -13,7 +13,7 @@ from gateway.answers.jobs import fill_messages, fill_tools
 from gateway.answers.request import Tool
 from gateway.errors import invalid
 from gateway.http.connection import admitted
-from gateway.http.forms import page, read_json
+from gateway.http.forms import JSON, page, read_json
 from gateway.validation import NotNegative, Strict
 from quartet.v1 import thinker_pb2
 
@@ -39,7 +39,7 @@ class DetokenizeRequest(Strict):
 
 
 def _opened(model: type[Strict]) -> dict[str, Any]:
-    return page(model, "application/json", "as vLLM's", answered=("application/json",))
+    return page(model, "as vLLM's", answered=JSON)
 
 
 @router.post("/tokenize", openapi_extra=_opened(TokenizeRequest))

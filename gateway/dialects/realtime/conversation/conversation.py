@@ -2,7 +2,7 @@
 
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.truncation import truncate
-from gateway.dialects.realtime.events import RealtimeError, new_id
+from gateway.dialects.realtime.events import RealtimeError, new_id, wrong
 from gateway.settings import MIB
 
 ROOT = "root"  # as previous_item_id: before all others
@@ -38,8 +38,8 @@ class Conversation:
             RealtimeError: the item's id is not new, `after` is unknown, or the conversation is full.
         """
         if item.id in self._items:
-            message = f"item.id: the conversation has an item {item.id!r} already"
-            raise RealtimeError("item_create_duplicate_item_id", message, "item.id")
+            reason = f"the conversation has an item {item.id!r} already"
+            raise wrong("item.id", reason, "item_create_duplicate_item_id")
         self.check_place(after)
         while makes_room and len(self._items) >= self._max_items:
             self.delete(next(iter(self._items)))
@@ -58,8 +58,8 @@ class Conversation:
 
     def check_place(self, after: str | None) -> None:
         if after not in (None, ROOT) and after not in self._items:
-            message = f"previous_item_id: no item {after!r} is in the conversation"
-            raise RealtimeError("item_create_invalid_previous_item_id", message, "previous_item_id")
+            reason = f"no item {after!r} is in the conversation"
+            raise wrong("previous_item_id", reason, "item_create_invalid_previous_item_id")
 
     def _check_room(self, item: Item) -> None:
         if len(self._items) >= self._max_items:
@@ -86,19 +86,17 @@ class Conversation:
         """Cuts an assistant's message to what the user heard. Raises RealtimeError: it has less sound, or none."""
         item = self._require(id, "truncate")
         if item.role != "assistant":
-            raise RealtimeError("invalid_value", "item_id: only the assistant's messages can be cut", "item_id")
+            raise wrong("item_id", "only the assistant's messages can be cut")
         parts = item.content
         if not 0 <= content_index < len(parts) or parts[content_index]["type"] != "output_audio":
-            reason = f"content_index: the item has no sound at {content_index}"
-            raise RealtimeError("invalid_value", reason, "content_index")
+            raise wrong("content_index", f"the item has no sound at {content_index}")
         if not 0 <= audio_end_ms <= item.sent_ms:
-            reason = f"audio_end_ms: {audio_end_ms} ms is not within the {item.sent_ms} ms of sound that were sent"
-            raise RealtimeError("invalid_value", reason, "audio_end_ms")
+            reason = f"{audio_end_ms} ms is not within the {item.sent_ms} ms of sound that were sent"
+            raise wrong("audio_end_ms", reason)
         truncate(item, content_index, audio_end_ms)
 
     def _require(self, id: str, what: str) -> Item:
         item = self._items.get(id)
         if item is None:
-            message = f"item_id: no item {id!r} is in the conversation"
-            raise RealtimeError(f"item_{what}_invalid_item_id", message, "item_id")
+            raise wrong("item_id", f"no item {id!r} is in the conversation", f"item_{what}_invalid_item_id")
         return item

@@ -9,7 +9,7 @@ import numpy as np
 import pybase64
 
 from gateway.dialects.realtime.audio import InputAudioStream
-from gateway.dialects.realtime.events import RealtimeError, new_id
+from gateway.dialects.realtime.events import new_id, wrong
 
 _PARTS = {
     "user": {"input_text": "text", "input_audio": "audio", "input_image": "image_url"},
@@ -102,14 +102,14 @@ def spoken(pcm16: bytes, id: str | None = None) -> Item:
 def parse_item(members: Any, audio_format: str, param: str = "item") -> Item:
     """Parses an item at `param` of an event. Loads no images. Raises RealtimeError."""
     if not isinstance(members, dict):
-        raise _wrong(param, "must be an object")
+        raise wrong(param, "must be an object")
     kind, id = members.get("type", "message" if "role" in members else None), members.get("id")
     if id is not None and not (isinstance(id, str) and 0 < len(id) <= _MAX_ID_CHARACTERS):
-        raise _wrong(f"{param}.id", f"must be a text of 1 to {_MAX_ID_CHARACTERS} characters")
+        raise wrong(f"{param}.id", f"must be a text of 1 to {_MAX_ID_CHARACTERS} characters")
     if kind == "message":
         return _message(members, id, audio_format, param)
     if not isinstance(kind, str) or kind not in _FIELDS:
-        raise _wrong(f"{param}.type", f"{kind!r} is none of message, function_call, function_call_output")
+        raise wrong(f"{param}.type", f"{kind!r} is none of message, function_call, function_call_output")
     own = {name: _text(members, name, param) for name in _FIELDS[kind]}
     if kind == "function_call":
         own["call_id"] = _text(members, "call_id", param) if members.get("call_id") else new_id("call")
@@ -119,23 +119,23 @@ def parse_item(members: Any, audio_format: str, param: str = "item") -> Item:
 def _message(members: dict[str, Any], id: str | None, audio_format: str, param: str) -> Item:
     role = members.get("role")
     if not isinstance(role, str) or role not in _PARTS:
-        raise _wrong(f"{param}.role", f"{role!r} is none of user, assistant, system")
+        raise wrong(f"{param}.role", f"{role!r} is none of user, assistant, system")
     parts = members.get("content")
     if not isinstance(parts, list) or not parts:
-        raise _wrong(f"{param}.content", "must be a list of at least one part")
+        raise wrong(f"{param}.content", "must be a list of at least one part")
     if len(parts) > _MAX_PARTS:
-        raise _wrong(f"{param}.content", f"has {len(parts)} parts; a message has {_MAX_PARTS} at most: send several")
+        raise wrong(f"{param}.content", f"has {len(parts)} parts; a message has {_MAX_PARTS} at most: send several")
     status = "incomplete" if members.get("status") in ("incomplete", "in_progress") else "completed"
     item = message(role, [], status, id)
     for index, part in enumerate(parts):
         place = f"{param}.content[{index}]"
         if not isinstance(part, dict):
-            raise _wrong(place, "must be an object")
+            raise wrong(place, "must be an object")
         kind = str(part.get("type"))
         kind = _OLD_NAMES.get(role, {}).get(kind, kind)
         name = _PARTS[role].get(kind)
         if name is None:
-            raise _wrong(f"{place}.type", f"{kind!r} is none of {', '.join(_PARTS[role])}, which role {role} has")
+            raise wrong(f"{place}.type", f"{kind!r} is none of {', '.join(_PARTS[role])}, which role {role} has")
         public: dict[str, Any] = {"type": kind}
         if kind == "input_audio":
             item.sound[index] = _sound(_text(part, name, place), audio_format, f"{place}.{name}")
@@ -151,7 +151,7 @@ def _sound(data: str, audio_format: str, param: str) -> bytes:
     reader = InputAudioStream(audio_format)
     samples = np.concatenate([reader.add(decode_base64(data, param)), reader.flush()])
     if not samples.size:
-        raise _wrong(param, "the sound is empty")
+        raise wrong(param, "the sound is empty")
     return samples.astype("<i2").tobytes()
 
 
@@ -159,31 +159,27 @@ def decode_base64(data: str, param: str) -> bytes:
     try:
         return pybase64.b64decode(data, validate=True)
     except ValueError:
-        raise _wrong(param, "is not base64") from None
+        raise wrong(param, "is not base64") from None
 
 
 def _text(members: dict[str, Any], name: str, param: str) -> str:
     value = members.get(name)
     if not isinstance(value, str):
-        raise _wrong(f"{param}.{name}", "must be a text")
+        raise wrong(f"{param}.{name}", "must be a text")
     return value
-
-
-def _wrong(param: str, reason: str) -> RealtimeError:
-    return RealtimeError("invalid_value", f"{param}: {reason}", param)
 
 
 def parse_items(members: Any, audio_format: str, known: Callable[[str], Item | None]) -> list[Item]:
     """Parses response.input: items, and references to items that `known` finds by id. Raises RealtimeError."""
     if not isinstance(members, list):
-        raise _wrong("response.input", "must be a list of items")
+        raise wrong("response.input", "must be a list of items")
     items = []
     for index, each in enumerate(members):
         place = f"response.input[{index}]"
         if isinstance(each, dict) and each.get("type") == "item_reference":
             found = known(_text(each, "id", place))
             if found is None:
-                raise _wrong(f"{place}.id", f"no item {each['id']!r} is in the conversation")
+                raise wrong(f"{place}.id", f"no item {each['id']!r} is in the conversation")
             items.append(found)
         else:
             items.append(parse_item(each, audio_format, place))

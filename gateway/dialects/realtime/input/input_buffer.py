@@ -3,7 +3,7 @@
 import numpy as np
 
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ, InputAudioStream
-from gateway.dialects.realtime.events import RealtimeError
+from gateway.dialects.realtime.events import RealtimeError, wrong
 from gateway.media.encode import BYTES_PER_SAMPLE
 
 _LEAST_MS = 100
@@ -30,8 +30,8 @@ class InputBuffer:
     def add(self, data: bytes) -> np.ndarray:
         """Returns the samples since the last call, (n,) int16 at 16 kHz. Raises RealtimeError: it is full."""
         if self.duration_ms >= _MOST_S * 1000:
-            reason = f"audio: the buffer has {_MOST_S} s of sound, its most; commit or clear it"
-            raise RealtimeError("input_audio_buffer_full", reason, "audio")
+            reason = f"the buffer has {_MOST_S} s of sound, its most; commit or clear it"
+            raise wrong("audio", reason, "input_audio_buffer_full")
         self._take(self._reader.add(data))
         new, self._new = self._new, np.empty(0, np.int16)
         return new

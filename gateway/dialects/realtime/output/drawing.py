@@ -9,7 +9,7 @@ from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, Tool
 from gateway.answers.tools.registry import ImageGenerator
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
 from gateway.dialects.realtime.conversation.items import Item, new_item
-from gateway.dialects.realtime.events import RealtimeError
+from gateway.dialects.realtime.events import RealtimeError, wrong
 from gateway.dialects.realtime.output.response_item import ResponseItem
 from gateway.dialects.realtime.output.server_events import ServerEvent
 from gateway.dialects.realtime.settings.session import Session
@@ -34,11 +34,10 @@ def image_tool(session: Session, within: str = "session") -> tuple[str, ImageGen
         return "", None
     for place, tool in tools:
         if tool.type == "function" and tool.name == IMAGE_TOOL:
-            message = f"{place}.name: {IMAGE_TOOL!r} is the name of a tool that runs here; take another"
-            raise RealtimeError("invalid_value", message, f"{place}.name")
+            raise wrong(f"{place}.name", f"{IMAGE_TOOL!r} is the name of a tool that runs here; take another")
     if len(found) > 1:
         place, _ = found[1]
-        raise RealtimeError("invalid_value", f"{place}: {IMAGE_TOOL} is there twice; leave one out", place)
+        raise wrong(place, f"{IMAGE_TOOL} is there twice; leave one out")
     place, given = found[0]
     try:
         return place, ImageGenerator(validated(ImageTool, given.model_dump()))

@@ -22,7 +22,7 @@ from gateway.answers.turns import Turns
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
-from gateway.dialects.realtime.events import RealtimeError, new_id
+from gateway.dialects.realtime.events import new_id, wrong
 from gateway.dialects.realtime.output.drawing import PictureOutput, image_tool
 from gateway.dialects.realtime.output.outbox import EventGate, Outbox
 from gateway.dialects.realtime.output.prompt_dialog import PromptDialog
@@ -253,8 +253,7 @@ def check_metadata(metadata: Any) -> dict[str, Any] | None:
     """Raises RealtimeError: it is no mapping of texts."""
     is_mapping = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     if metadata is not None and not is_mapping:
-        message = "response.metadata: must be a mapping of texts to texts"
-        raise RealtimeError("invalid_value", message, "response.metadata")
+        raise wrong("response.metadata", "must be a mapping of texts to texts")
     return metadata
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import ValidationError
 
 from gateway.answers.tools.schema import IMAGE_TOOL
-from gateway.dialects.realtime.events import RealtimeError, from_validation, new_id
+from gateway.dialects.realtime.events import from_validation, new_id, wrong
 from gateway.dialects.realtime.settings.session_config import (
     TAGS,
     FormatType,
@@ -86,8 +86,7 @@ class Session:
         """
         type = patch.get("type") or self.type
         if not isinstance(type, str) or type not in _CONFIGS:
-            message = f'{within}.type: must be "realtime" or "transcription"'
-            raise RealtimeError("invalid_value", message, f"{within}.type")
+            raise wrong(f"{within}.type", 'must be "realtime" or "transcription"')
         base = self.config.model_dump()
         if type != self.type:
             base = _of_other_type(base, type)
@@ -100,14 +99,13 @@ class Session:
         except ValidationError as error:
             raise from_validation(error, within, tags=TAGS) from None
         if len(json.dumps(merged, ensure_ascii=False)) > _MAX_CONFIG_CHARACTERS:
-            message = f"{within}: has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; shorten its members"
-            raise RealtimeError("session_too_large", message, within)
+            reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; shorten its members"
+            raise wrong(within, reason, "session_too_large")
         changed = replace(self, config=config)
         voice = changed.voice
         if voice is not None and self.voices and voice not in self.voices:
-            param = f"{within}.audio.output.voice"
             reason = f"there is no voice {voice!r}; use one of {', '.join(self.voices)}, or a name of OpenAI's"
-            raise RealtimeError("invalid_value", f"{param}: {reason}", param)
+            raise wrong(f"{within}.audio.output.voice", reason)
         return changed
 
     def for_response(self, response: dict[str, Any] | None) -> "Session":
@@ -116,7 +114,7 @@ class Session:
         patch = {name: response[name] for name in _OF_RESPONSES if name in response}
         audio = response.get("audio")
         if audio is not None and not isinstance(audio, dict):
-            raise RealtimeError("invalid_type", "response.audio: must be an object", "response.audio")
+            raise wrong("response.audio", "must be an object", "invalid_type")
         if audio and "output" in audio:
             patch["audio"] = {"output": audio["output"]}
         return self.updated(patch, "response") if patch else self
@@ -227,8 +225,7 @@ class Session:
 def _refuse_speech(merged: dict[str, Any], within: str) -> None:
     """Makes text the default. Raises RealtimeError: the client wants speech."""
     if merged.setdefault("output_modalities", ["text"]) == ["audio"]:
-        param = f"{within}.output_modalities"
-        raise RealtimeError("invalid_value", f'{param}: this model has no speech: use ["text"]', param)
+        raise wrong(f"{within}.output_modalities", 'this model has no speech: use ["text"]')
 
 
 def _of_other_type(base: dict[str, Any], type: str) -> dict[str, Any]:
