@@ -18,9 +18,9 @@ from gateway.answers.meter import Meter
 from gateway.answers.request import AudioFormat, WriterSampling
 from gateway.errors import in_own_terms, invalid
 from gateway.media.encode import encode_audio
-from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptTokens, TextDelta
 from gateway.pipeline.run import Job, run, speech
+from gateway.pipeline.sampling import TalkerSampling
 from gateway.validation import Strict
 from quartet.v1 import talker_pb2, thinker_pb2
 

@@ -14,9 +14,10 @@ from gateway.errors import ApiError, from_error, invalid
 from gateway.listening.detector import Detectors
 from gateway.listening.turn_model import TurnModel
 from gateway.media.fetch import Fetcher
-from gateway.pipeline.config import PipelineConfig, TalkerSampling
+from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
+from gateway.pipeline.sampling import TalkerSampling
 from gateway.pipeline.stage import Stage
 from gateway.profiling.fan_out import Profiler
 from gateway.settings import GatewaySettings

@@ -8,7 +8,7 @@ from gateway.answers.conversation import Message
 from gateway.answers.diffusion import ImageOptions
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
 from gateway.errors import invalid
-from gateway.pipeline.config import TalkerSampling, ThinkerSampling
+from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
 from gateway.validation import NotNegative, Positive, Strict
 
 MAX_STOP_STRINGS = 16

@@ -1,6 +1,7 @@
 """The tools that run in the gateway: image_generation, and Quartet's own video_generation and sound_generation.
 
-Responses offer all of them. Chats and realtime sessions offer image_generation alone.
+Responses offer all of them. Chats (`chat_dialog.py`) and realtime sessions (`realtime/output/prompt_dialog.py`) offer
+image_generation alone.
 """
 
 import asyncio

@@ -21,9 +21,9 @@ from gateway.errors import ApiError, in_own_terms, invalid
 from gateway.http.connection import LAST_WORD_S, EventStream, StreamedResponse, admitted, owner_of, sse
 from gateway.http.forms import page, read_json
 from gateway.media.encode import AUDIO_MEDIA_TYPES, BYTES_PER_SAMPLE, AudioStream
-from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.events import AudioDelta, Finished
 from gateway.pipeline.run import Job, run, speech
+from gateway.pipeline.sampling import TalkerSampling
 from gateway.pipeline.typed_text import TypedText
 from gateway.validation import NotNegative, Strict
 from quartet.v1 import server_info_pb2, talker_pb2

@@ -22,7 +22,7 @@ from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.responses.parts import Item, chat_parts, image_part
 from gateway.dialects.responses.schema import ResponseRequest, TextFormat
 from gateway.errors import invalid
-from gateway.pipeline.config import ThinkerSampling
+from gateway.pipeline.sampling import ThinkerSampling
 
 # Members that a chat has too, by the same name.
 _SAME = (*ThinkerSampling.model_fields, "model", "modalities", "audio", "stream", "stop", "priority", "lora", "quartet")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings
-from gateway.pipeline.config import ThinkerSampling
+from gateway.pipeline.sampling import ThinkerSampling
 from gateway.validation import Positive, Strict
 
 

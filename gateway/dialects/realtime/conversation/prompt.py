@@ -18,8 +18,8 @@ from gateway.dialects.realtime.settings.session import RetentionRatio, Session
 from gateway.errors import ApiError
 from gateway.media.check import MediaFile, load_media
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
-from gateway.pipeline.config import TalkerSampling
 from gateway.pipeline.run import Job, speech
+from gateway.pipeline.sampling import TalkerSampling
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 
 _KEPT_PART = 0.75
