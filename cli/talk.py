@@ -13,8 +13,8 @@ from cli.create import LOCAL, ApiKey, Url, file_option, format_by_suffix
 from cli.http import connect
 
 if TYPE_CHECKING:
-    from cli.talking.playback import PlaybackBuffer
     from cli.talking.session import BackgroundTask
+    from cli.talking.sound import PlaybackBuffer
 
 Vad = Literal["server", "semantic", "manual"]
 In = Annotated[Path | None, file_option("sound or video to send instead of the microphone", "--in")]
@@ -49,10 +49,10 @@ def talk(
     api_key: ApiKey = None,
 ) -> None:
     """Talk with a running server, until ctrl-C or the end of --in. Space or Enter silences the model."""
-    from cli.talking import screen, summary
+    from cli.talking import screen
     from cli.talking.connection import model_that_converses
-    from cli.talking.playback import PlaybackBuffer
     from cli.talking.session import TalkSession, session_settings
+    from cli.talking.sound import PlaybackBuffer
 
     _check(in_, out, text, vad, fast)
     playback = PlaybackBuffer()
@@ -70,7 +70,7 @@ def talk(
             if session.dialogue is not None:
                 devices.close()
                 session.dialogue.close()
-                for line in summary.lines(session.dialogue):
+                for line in session.dialogue.summary():
                     screen.say(screen.NOTE, line)
                 if out is not None:
                     typer.echo(f"wrote {out}")

@@ -24,10 +24,6 @@ ONCE_S = 1.0  # or this, where there is one table
 _OWN_PATHS = {"/metrics", "/ready", "/health"}  # requests that are not a client's
 
 
-class TopError(CommandError):
-    """There is nothing to watch."""
-
-
 @dataclass(frozen=True)
 class System:
     """`url` is the gateway's; `metrics` has each process's page by name."""
@@ -37,29 +33,29 @@ class System:
 
     @classmethod
     def of_run(cls, run_directory: Path) -> "System":
-        """Raises TopError."""
+        """Raises CommandError."""
         file = run_directory / "state.json"
         try:
             state = json.loads(file.read_text())
             pages = {name: _page(process["metrics_address"]) for name, process in state["processes"].items()}
             if state["url"] is None:
-                raise TopError(f"--run-dir: {file}: the stages of a program's Omni have no gateway to ask")
+                raise CommandError(f"--run-dir: {file}: the stages of a program's Omni have no gateway to ask")
             return cls(state["url"], pages)
         except OSError as error:
             reason = f"{error.strerror}; name the directory that `quartet up` printed"
-            raise TopError(f"--run-dir: {file}: {reason}") from None
+            raise CommandError(f"--run-dir: {file}: {reason}") from None
         except (ValueError, KeyError, TypeError):
-            raise TopError(f"--run-dir: {file} is not what `quartet up` writes") from None
+            raise CommandError(f"--run-dir: {file} is not what `quartet up` writes") from None
 
     @classmethod
     def at(cls, url: str, metrics: Sequence[str]) -> "System":
-        """`metrics` are NAME=URL or NAME=HOST:PORT. Raises TopError."""
+        """`metrics` are NAME=URL or NAME=HOST:PORT. Raises CommandError."""
         url = url.rstrip("/")
         pages = {GATEWAY: f"{url}/metrics"}
         for given in metrics:
             name, equals, address = given.partition("=")
             if not (name and equals and address):
-                raise TopError(f"--metrics: '{given}' is not NAME=URL, e.g. talker=127.0.0.1:9464")
+                raise CommandError(f"--metrics: '{given}' is not NAME=URL, e.g. talker=127.0.0.1:9464")
             pages[name] = _page(address)
         return cls(url, pages)
 
@@ -191,7 +187,7 @@ def _coloured(state: str) -> str:
 
 
 async def top(system: System, interval_s: float, once: bool) -> None:
-    """Runs for ever unless `once`. Raises TopError: the gateway does not answer."""
+    """Runs for ever unless `once`. Raises CommandError: the gateway does not answer."""
     monitor, console = Monitor(system), Console()
     await monitor.look()
     if once:
@@ -199,7 +195,7 @@ async def top(system: System, interval_s: float, once: bool) -> None:
         await monitor.look()
         console.print(monitor.table())
         if not monitor.reached:
-            raise TopError(f"{system.url} does not answer")
+            raise CommandError(f"{system.url} does not answer")
         return
     with Live(monitor.table(), console=console, auto_refresh=False) as live:
         while True:

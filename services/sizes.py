@@ -4,10 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.registry import STAGES
+from services.registry import STAGES, has_speech
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 STATE_LAYERS = 1  # that which a talker reads
+UNSPLIT = "thinker.audio_tower."  # vLLM does not split it: its 20 heads do not go into 8 parts
 ROPE_BYTES = 3 * 4  # position of a token in time, height and width, int32
 
 
@@ -51,31 +52,25 @@ def weight_bytes(tensors: Iterable[tuple[str, int]], prefix: str) -> int:
     return sum(size for name, size in tensors if name.startswith(prefix))
 
 
-def omni_sizes(
-    config: Mapping[str, Any],
-    talker: Mapping[str, Any] | None,
-    tensors: Iterable[tuple[str, int]],
-    prefixes: Mapping[str, str],
-    unsplit: str,
-) -> Sizes:
+def omni_sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]], prefixes: Mapping[str, str]) -> Sizes:
     """Sizes of an omni model's checkpoint.
 
     Args:
         config: its config.json.
-        talker: the part that describes the talker's layers; None: there is the thinker alone.
         tensors: (name, bytes) of each.
         prefixes: of the tensors' names, by stage.
-        unsplit: prefix of the `Sizes.unsplit`.
 
     Raises:
         KeyError: a key is missing.
     """
     tensors, thinker = list(tensors), config["thinker_config"]["text_config"]
+    stated = config["talker_config"] if has_speech(config) else None
+    talker: Mapping[str, Any] | None = stated and stated.get("text_config", stated)
     element = DTYPE_BYTES[weights_dtype(config)]
     stages = prefixes if talker else STAGES[:1]
     return Sizes(
         weights={stage: weight_bytes(tensors, prefixes[stage]) for stage in stages},
-        unsplit=weight_bytes(tensors, unsplit),
+        unsplit=weight_bytes(tensors, UNSPLIT),
         text_table=thinker["vocab_size"] * talker["hidden_size"] * element if talker else 0,
         heads=thinker["num_attention_heads"],
         kv_heads=thinker["num_key_value_heads"],

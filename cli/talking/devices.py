@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from cli.talking.playback import PlaybackBuffer
-from cli.talking.sound import PIECE_MS, RATE_HZ
+from cli.talking.sound import PIECE_MS, RATE_HZ, PlaybackBuffer
 from cli.terminal import CommandError
 
 _FORMAT: dict[str, Any] = {"samplerate": RATE_HZ, "channels": 1, "dtype": "int16"}

@@ -1,15 +1,14 @@
 """State of a spoken conversation: handles each server event and returns the client's replies."""
 
 import base64
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from cli.http import message
-from cli.talking.playback import PlaybackBuffer
-from cli.talking.sound import InputMeter
-from cli.talking.summary import TurnTiming
+from cli.talking.sound import InputMeter, PlaybackBuffer
 
 USER, MODEL, NOTE, ERROR = "you", "model", "", "error"
 MARK = "mark-"  # prefix of event ids that probe how far the server has read
@@ -18,6 +17,23 @@ _NO_TURN = "input_audio_buffer_commit_empty"
 _HARMLESS = {"response_cancel_not_active"}  # it ended meanwhile
 
 Event = dict[str, Any]
+
+
+@dataclass
+class TurnTiming:
+    """A turn and its answer, in seconds of one clock.
+
+    Attributes:
+        said_s: when the user's last sample was sent.
+        answered_s: when the answer's first sound arrived, or text if it has none.
+    """
+
+    said_s: float | None
+    answered_s: float | None = None
+
+    @property
+    def latency_s(self) -> float | None:
+        return None if self.answered_s is None or self.said_s is None else self.answered_s - self.said_s
 
 
 @dataclass
@@ -88,6 +104,19 @@ class Dialogue:
             self._say(USER, self.user_text.strip())
         if self.answer is not None:
             self._show(self.answer.text)
+
+    def summary(self) -> Iterator[str]:
+        """The conversation in numbers."""
+        turns, cuts = len(self.turns), self.interruptions
+        cut = f", {cuts} interruption{'s' * (cuts != 1)}" if cuts else ""
+        yield f"{turns} turn{'s' * (turns != 1)}{cut}"
+        known = sorted(turn.latency_s for turn in self.turns if turn.latency_s is not None)
+        if known:
+            median = statistics.median(known)
+            yield f"first {self.first} after {median:.2f} s (median; {known[0]:.2f} to {known[-1]:.2f} s)"
+        count = self.tokens
+        if count.total():
+            yield f"tokens: {count['input']} in, of them {count['cached']} cached; {count['output']} out"
 
     def end_turn(self) -> list[Event]:
         """Ends the user's turn; interrupts while the model speaks."""

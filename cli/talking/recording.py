@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.http import written
-from cli.talking.playback import PlaybackBuffer
-from cli.talking.sound import BYTES_PER_SAMPLE, PIECE_BYTES, RATE_HZ
+from cli.talking.sound import BYTES_PER_SAMPLE, PIECE_BYTES, RATE_HZ, PlaybackBuffer
 from cli.terminal import CommandError
 
 _STEP_S = 0.02

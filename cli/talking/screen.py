@@ -1,6 +1,8 @@
-"""Prints a conversation: lines on stdout, and on a terminal a bar with level and speaker."""
+"""The terminal of a conversation: lines on stdout, a bar with level and speaker, and keys as they are pressed."""
 
+import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 
@@ -12,6 +14,7 @@ from cli.talking.dialogue import ERROR, MODEL, NOTE, USER, Dialogue
 from cli.talking.sound import InputMeter
 from cli.terminal import console
 
+_TURN_KEYS = {" ", "\n", "\r"}
 _STYLES = {USER: "bold cyan", MODEL: "bold green", NOTE: "dim", ERROR: "bold red"}
 _BAR_CELLS, _QUIETEST_DB, _TOO_LOUD_DB = 24, -60.0, -3.0
 
@@ -64,3 +67,28 @@ def _unfinished(dialogue: Dialogue) -> Iterator[Text]:
         if text:
             room = max(1, console.width - len(who) - 2)
             yield Text.assemble((f"{who}: ", _STYLES[who]), " ".join(text.split())[-room:])
+
+
+@contextlib.contextmanager
+def turn_key(pressed: Callable[[], object]) -> Iterator[bool]:
+    """Calls `pressed` on space and Enter. Yields whether there is a keyboard."""
+    if not sys.stdin.isatty() or os.name != "posix":
+        yield False
+        return
+    import termios
+    import tty
+
+    descriptor, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+
+    def read() -> None:
+        if _TURN_KEYS & set(os.read(descriptor, 64).decode(errors="replace")):
+            pressed()
+
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)  # ctrl-C stays a signal
+        loop.add_reader(descriptor, read)
+        yield True
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -12,9 +12,7 @@ import httpx
 from cli.talking import screen
 from cli.talking.connection import Connection, opened
 from cli.talking.dialogue import MARK, Dialogue
-from cli.talking.keys import turn_key
-from cli.talking.playback import PlaybackBuffer
-from cli.talking.sound import PIECE_BYTES, PIECE_MS, InputMeter
+from cli.talking.sound import PIECE_BYTES, PIECE_MS, InputMeter, PlaybackBuffer
 
 BackgroundTask: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
@@ -109,7 +107,7 @@ class TalkSession:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
-        with turn_key(pressed) as has_keys:
+        with screen.turn_key(pressed) as has_keys:
             what = "space ends your turn, or the model's" if self._is_manual else "space silences the model"
             hint = f"{what}; ctrl-C ends" if has_keys else "ctrl-C ends"
             with screen.shown(dialogue, self._sent, time.monotonic, hint) as renew:

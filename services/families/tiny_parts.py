@@ -117,4 +117,8 @@ def save_processor(
 
 def edit_json(file: Path, members: Mapping[str, Any], dropped: Iterable[str] = ()) -> None:
     content = json.loads(file.read_text()) | members
-    file.write_text(json.dumps({key: value for key, value in content.items() if key not in dropped}, indent=2))
+    write_json(file, {key: value for key, value in content.items() if key not in dropped})
+
+
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")

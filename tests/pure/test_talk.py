@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from cli.talking import devices, summary
+from cli.talking import devices
 from cli.talking.dialogue import MODEL, NOTE, USER, Dialogue
-from cli.talking.playback import PlaybackBuffer
-from cli.talking.sound import PIECE_MS, RATE_HZ, SILENCE_DB, InputMeter, level_db
+from cli.talking.sound import PIECE_MS, RATE_HZ, SILENCE_DB, InputMeter, PlaybackBuffer, level_db
 from cli.terminal import CommandError
 
 SPEECH = array("h", [8000, -8000] * (RATE_HZ * PIECE_MS // 2000)).tobytes()
@@ -131,7 +130,7 @@ def test_the_latency_is_from_the_last_word_to_the_first_sound():
     (turn,) = talk.dialogue.turns
     assert turn.latency_s == pytest.approx(2.75 - last_word_s)
     assert talk.said == [(NOTE, "turn 1: first audio after 1.75 s"), (USER, "Well?"), (MODEL, "Two words.")]
-    assert list(summary.lines(talk.dialogue)) == [
+    assert list(talk.dialogue.summary()) == [
         "1 turn",
         "first audio after 1.75 s (median; 1.75 to 1.75 s)",
         "tokens: 7 in, of them 4 cached; 9 out",

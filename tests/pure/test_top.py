@@ -11,7 +11,8 @@ from rich.console import Console
 
 from cli import top
 from cli.scrape import MetricsDelta, Scrape
-from cli.top import Monitor, System, TopError
+from cli.terminal import CommandError
+from cli.top import Monitor, System
 from tests.support.systems import gateway as gateway_stack
 
 
@@ -82,7 +83,7 @@ def test_edges_say_what_they_go_by():
 def test_a_directory_that_is_not_of_a_run_is_named(tmp_path: Path, state: str | None):
     if state is not None:
         (tmp_path / "state.json").write_text(state)
-    with pytest.raises(TopError, match=r"--run-dir: .*state.json"):
+    with pytest.raises(CommandError, match=r"--run-dir: .*state.json"):
         System.of_run(tmp_path)
 
 
@@ -97,7 +98,7 @@ def test_addresses_become_pages(tmp_path: Path):
         "y": "https://c/d/metrics",
         "z": "http://e:2/metrics",
     }
-    with pytest.raises(TopError, match=r"--metrics: 'b:1' is not NAME=URL"):
+    with pytest.raises(CommandError, match=r"--metrics: 'b:1' is not NAME=URL"):
         System.at("http://a", ["b:1"])
 
 

@@ -19,10 +19,9 @@ from transformers import MimiConfig, MimiModel
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.family import Decoder, load_decoder
 from services.code2wav.stream import DecodeEnd, Event, Samples
-from services.families.qwen3_tts.codec_encoder import CodecEncoder
-from services.families.qwen3_tts.tiny.codec import SIZES as TINY_SIZES
-from services.families.qwen3_tts.tiny.codec import codec_config, speaker_encoder, write_codec
-from services.families.qwen3_tts.voice_sample import load_sample_reader
+from services.families.qwen3_tts.tiny.weights import SIZES as TINY_SIZES
+from services.families.qwen3_tts.tiny.weights import codec_config, speaker_encoder, write_codec
+from services.families.qwen3_tts.voice_sample import CodecEncoder, load_sample_reader
 from tests.support.references.qwen_tts import load_codec, load_speaker_encoder
 from tests.support.samples.media import tone
 from tests.support.stage.decode_engine import feed_in_pieces

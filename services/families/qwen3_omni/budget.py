@@ -1,20 +1,11 @@
 """GPU memory of a checkpoint."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import partial
 
-from services.registry import STAGES, has_speech
+from services.registry import STAGES
 from services.sizes import ROPE_BYTES, STATE_LAYERS, Sizes, omni_sizes
 
-UNSPLIT = "thinker.audio_tower."  # its 20 heads do not go into 8 parts
-
-
-def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Sizes:
-    """Sizes of a checkpoint from its config and (name, bytes) of its tensors. Raises KeyError: a key is missing."""
-    talker = config["talker_config"]["text_config"] if has_speech(config) else None
-    return omni_sizes(config, talker, tensors, {stage: f"{stage}." for stage in STAGES}, UNSPLIT)
-
-
+sizes = partial(omni_sizes, prefixes={stage: f"{stage}." for stage in STAGES})
 # Qwen3-Omni-30B-A3B-Instruct in bfloat16, summed over its architecture: 31.7, 3.3 and 0.2 billion parameters.
 PUBLISHED = Sizes(
     weights={"thinker": 63_438_410_976, "talker": 6_649_192_960, "code2wav": 432_033_154},

@@ -49,9 +49,10 @@ def write_checkpoint(out: Path, size: str) -> None:
     """
     sizes = SIZES[size]
     from services.families.qwen2_5_omni.tiny.model import write_model
-    from services.families.qwen2_5_omni.tiny.processor import new_tokenizer, save_processor
+    from services.families.qwen2_5_omni.tiny.processor import SPECIAL_TOKENS, save_processor
+    from services.families.qwen3_omni.tiny.processor import make_tokenizer
 
-    tokenizer = new_tokenizer(sizes.merges)
+    tokenizer = make_tokenizer(sizes.merges, special_tokens=SPECIAL_TOKENS)
     write_model(out, sizes, tokenizer)
     save_processor(out, tokenizer)
 

@@ -6,7 +6,7 @@ from typing import Any
 import transformers
 
 from services.families import tiny_parts
-from services.families.qwen3_omni.tiny.processor import PIXELS, make_tokenizer
+from services.families.qwen3_omni.tiny.processor import PIXELS
 
 # In their published order after the vocabulary.
 # fmt: off
@@ -28,10 +28,6 @@ NAMED_TOKENS = {
 }
 PATCH = 14  # pixels a side
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-
-
-def new_tokenizer(merges: int) -> transformers.Qwen2Tokenizer:
-    return make_tokenizer(merges, special_tokens=SPECIAL_TOKENS)
 
 
 def save_processor(out: Path, tokenizer: transformers.Qwen2Tokenizer) -> None:

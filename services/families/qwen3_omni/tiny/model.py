@@ -9,37 +9,17 @@ import transformers
 
 from services.families import tiny_parts
 from services.families.qwen3_omni.tiny.processor import NAMED_TOKENS, SPECIAL_TOKENS
+from services.families.tiny_sizes import CODEC_IDS, CODEC_SPECIAL_IDS, CODEC_VOICE, SPEECH_TOKENS, TransformerShape
 
 if TYPE_CHECKING:
     from services.families.qwen3_omni.tiny import Qwen3OmniSizes
-    from services.families.tiny_sizes import TransformerShape
 
 POSITIONS_PER_SECOND = 13
 CONTEXT_TOKENS = 16_384
 
 # Config keys of special ids, with their tokens. The processor's bos and eos of media are start and end here.
 MEDIA_IDS = {f"{name.replace('bos', 'start').replace('eos', 'end')}_id": token for name, token in NAMED_TOKENS.items()}
-MODEL_IDS = {
-    "im_start_token_id": "<|im_start|>",
-    "im_end_token_id": "<|im_end|>",
-    "tts_pad_token_id": "<tts_pad>",
-    "tts_bos_token_id": "<tts_text_bos>",
-    "tts_eos_token_id": "<tts_text_eod>",
-    "system_token_id": "system",
-    "user_token_id": "user",
-    "assistant_token_id": "assistant",
-}
-# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are used offsets.
-CODEC_IDS = {
-    "codec_pad_id": 100,
-    "codec_bos_id": 101,
-    "codec_eos_token_id": 102,
-    "codec_nothink_id": 107,
-    "codec_think_bos_id": 108,
-    "codec_think_eos_id": 109,
-}
-CODEC_SPEAKER = 253
-CODEC_SPECIAL_IDS = 1024
+MODEL_IDS = SPEECH_TOKENS | {"system_token_id": "system", "user_token_id": "user"}
 
 THOUGHT_END_SCALE = 2  # gives thoughts of some dozens of tokens
 
@@ -135,11 +115,11 @@ def _talker_config(sizes: "Qwen3OmniSizes") -> dict[str, Any]:
         "accept_hidden_layer": sizes.accept_hidden_layer,
         "spatial_merge_size": 2,
         **{key: sizes.codebook + offset for key, offset in CODEC_IDS.items()},
-        "speaker_id": {name: sizes.codebook + CODEC_SPEAKER + i for i, name in enumerate(sizes.speakers)},
+        "speaker_id": {name: sizes.codebook + CODEC_VOICE + i for i, name in enumerate(sizes.speakers)},
     }
 
 
-def _moe(transformer: "TransformerShape") -> dict[str, Any]:
+def _moe(transformer: TransformerShape) -> dict[str, Any]:
     return {
         **transformer.config(),
         "moe_intermediate_size": transformer.intermediate_size,

@@ -3,13 +3,12 @@
 As published, the larger layout's code predictor is narrower than its talker.
 """
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.families.tiny_sizes import TransformerShape
+from services.families.tiny_sizes import CODEC_IDS, CODEC_SPECIAL_IDS, CODEC_VOICE, SPEECH_TOKENS, TransformerShape
 
 if TYPE_CHECKING:
     import torch
@@ -55,25 +54,7 @@ SIZES = {
 }
 # The last voice of each speaks a dialect.
 DIALECT = "beijing_dialect"
-# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are used offsets, as published.
-CODEC_IDS = {
-    "codec_pad_id": 100,
-    "codec_bos_id": 101,
-    "codec_eos_token_id": 102,
-    "codec_think_id": 106,
-    "codec_nothink_id": 107,
-    "codec_think_bos_id": 108,
-    "codec_think_eos_id": 109,
-}
-TOKENS = {
-    "im_start_token_id": "<|im_start|>",
-    "im_end_token_id": "<|im_end|>",
-    "assistant_token_id": "assistant",
-    "tts_pad_token_id": "<tts_pad>",
-    "tts_bos_token_id": "<tts_text_bos>",
-    "tts_eos_token_id": "<tts_text_eod>",
-}
-CODEC_LANGUAGE, CODEC_VOICE, CODEC_SPECIAL_IDS = 2, 253, 1024
+CODEC_THINK, CODEC_LANGUAGE = 106, 2  # further offsets, the second of the first language
 
 
 def write_checkpoint(out: Path, size: str, kind: str) -> None:
@@ -88,8 +69,8 @@ def write_checkpoint(out: Path, size: str, kind: str) -> None:
     from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
     from services.families.qwen3_omni.tiny.processor import make_tokenizer
-    from services.families.qwen3_tts.tiny.codec import speaker_encoder, write_codec
-    from services.families.qwen3_tts.tiny.talker import talker_tensors
+    from services.families.qwen3_tts.tiny.weights import speaker_encoder, talker_tensors, write_codec
+    from services.families.tiny_parts import write_json
 
     sizes = SIZES[size]
     tokenizer: Any = make_tokenizer(sizes.merges)
@@ -97,8 +78,8 @@ def write_checkpoint(out: Path, size: str, kind: str) -> None:
     config = _config(sizes, kind, tokenizer)
     if kind == "base":
         config["speaker_encoder_config"], tensors = speaker_encoder(size, sizes.talker.hidden_size)
-    _write_json(out / "config.json", config)
-    _write_json(out / "generation_config.json", _GENERATION)
+    write_json(out / "config.json", config)
+    write_json(out / "generation_config.json", _GENERATION)
     tokenizer.save_pretrained(out)
     save_file(talker_tensors(config, out) | tensors, out / "model.safetensors", {"format": "pt"})
     write_codec(out, size)
@@ -134,7 +115,7 @@ def _config(sizes: Qwen3TtsSizes, kind: str, tokenizer: Any) -> dict[str, Any]:
         "tts_model_type": kind,
         "transformers_version": "4.57.3",
         "talker_config": _talker_config(sizes, kind, len(tokenizer)),
-        **token_ids(tokenizer, TOKENS),
+        **token_ids(tokenizer, SPEECH_TOKENS),
     }
 
 
@@ -155,6 +136,7 @@ def _talker_config(sizes: Qwen3TtsSizes, kind: str, text_vocab: int) -> dict[str
         "text_vocab_size": text_vocab,
         "text_hidden_size": sizes.text_hidden,
         **{key: sizes.codebook + offset for key, offset in CODEC_IDS.items()},
+        "codec_think_id": sizes.codebook + CODEC_THINK,
         "codec_language_id": {name: sizes.codebook + CODEC_LANGUAGE + i for i, name in enumerate(languages)},
         "spk_id": {name: sizes.codebook + CODEC_VOICE + i for i, name in enumerate(voices)},
         "spk_is_dialect": {name: DIALECT if name == sizes.voices[-1] else False for name in voices},
@@ -175,7 +157,3 @@ def _transformer(sizes: TransformerShape) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "use_sliding_window": False,
     }
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")

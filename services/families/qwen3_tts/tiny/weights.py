@@ -1,6 +1,5 @@
-"""Random codec and speaker encoder with published names. Every code and sample matters, and codes vary."""
+"""Random talker, codec and speaker encoder with published names. Every code and sample matters, and codes vary."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,12 @@ from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariable
 from torch import nn
 
 from services.families.qwen3_tts.code2wav import FOLDER, MODEL_TYPE, Qwen3TtsDecoder, new_decoder
-from services.families.qwen3_tts.codec_encoder import new_codec_encoder
-from services.families.qwen3_tts.speaker_encoder import new_speaker_encoder
-from services.families.tiny_parts import CALIBRATION_FRAMES, fill, set_loudness
+from services.families.qwen3_tts.talker import WEIGHTS, read_talker
+from services.families.qwen3_tts.voice_sample import SPEAKER_PREFIX, new_codec_encoder, new_speaker_encoder
+from services.families.tiny_parts import CALIBRATION_FRAMES, fill, set_loudness, write_json
+from services.families.tiny_sizes import TransformerShape
+from services.talker.family import TEXT_EMBEDDINGS
+from services.talker.model import empty_model, published_parameters
 
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_FRAME = 1920
@@ -23,24 +25,10 @@ ENCODED_GROUPS = 32  # of the encoder; only the first CODE_GROUPS are used
 # ones.
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "tiny": {
-        "both": {"codebook_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4},
-        "decoder": {
-            "codebook_dim": 48,
-            "decoder_dim": 96,
-            "head_dim": 16,
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "latent_dim": 40,
-            "sliding_window": 72,
-        },
-        "encoder": {
-            "codebook_dim": 16,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_filters": 8,
-            "upsample_groups": 32,
-            "vector_quantization_hidden_dimension": 16,
-        },
+        "decoder": TransformerShape(64, 2, 4, 4, 16, 128).config()
+        | {"codebook_size": 256, "codebook_dim": 48, "decoder_dim": 96, "latent_dim": 40, "sliding_window": 72},
+        "encoder": TransformerShape(32, 2, 4, 4, 0, 64).config()
+        | {"codebook_size": 256, "codebook_dim": 16, "num_filters": 8},
         "speaker": {
             "enc_channels": [32, 32, 32, 32, 96],
             "enc_kernel_sizes": [5, 3, 3, 3, 1],
@@ -51,24 +39,10 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
     "small": {
-        "both": {"codebook_size": 128, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 2},
-        "decoder": {
-            "codebook_dim": 36,
-            "decoder_dim": 64,
-            "head_dim": 20,
-            "hidden_size": 48,
-            "intermediate_size": 96,
-            "latent_dim": 56,
-            "sliding_window": 20,
-        },
-        "encoder": {
-            "codebook_dim": 12,
-            "hidden_size": 48,
-            "intermediate_size": 96,
-            "num_filters": 6,
-            "upsample_groups": 48,
-            "vector_quantization_hidden_dimension": 12,
-        },
+        "decoder": TransformerShape(48, 3, 2, 2, 20, 96).config()
+        | {"codebook_size": 128, "codebook_dim": 36, "decoder_dim": 64, "latent_dim": 56, "sliding_window": 20},
+        "encoder": TransformerShape(48, 3, 2, 2, 0, 96).config()
+        | {"codebook_size": 128, "codebook_dim": 12, "num_filters": 6},
         "speaker": {
             "enc_channels": [40, 40, 40, 80],
             "enc_kernel_sizes": [3, 5, 3, 1],
@@ -79,6 +53,23 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
+
+
+def talker_tensors(config: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+    """All tensors of the talker of `config`, float32, from torch's global generator.
+
+    Args:
+        folder: has the tokenizer.
+    """
+    spec = read_talker(config, folder).spec
+    assert spec.text_projection is not None
+    model = empty_model(spec, torch.device("meta"), torch.float32)
+    shapes = {name: place.shape for name, place in published_parameters(model).items()}
+    shapes[TEXT_EMBEDDINGS] = torch.Size((spec.text_vocab, spec.text_projection.inputs))
+    tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
+    for name, tensor in tensors.items():
+        fill(name, tensor)
+    return {WEIGHTS.tensor_of(name): tensor for name, tensor in tensors.items()}
 
 
 def write_codec(folder: Path, size: str) -> None:
@@ -101,8 +92,8 @@ def write_codec(folder: Path, size: str) -> None:
         "return_attention_mask": True,
         "sampling_rate": SAMPLE_RATE_HZ,
     }
-    for name, content in (("config.json", config), ("preprocessor_config.json", preprocessor)):
-        (out / name).write_text(json.dumps(content, indent=2) + "\n")
+    write_json(out / "config.json", config)
+    write_json(out / "preprocessor_config.json", preprocessor)
 
 
 def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -114,7 +105,7 @@ def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, t
     config = {"enc_dim": hidden, "sample_rate": SAMPLE_RATE_HZ, **SIZES[size]["speaker"]}
     encoder = new_speaker_encoder(config)
     _randomize(encoder)
-    return config, {f"speaker_encoder.{name}": tensor for name, tensor in _tensors(encoder).items()}
+    return config, {SPEAKER_PREFIX + name: tensor for name, tensor in _tensors(encoder).items()}
 
 
 def codec_config(sizes: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -128,7 +119,12 @@ def codec_config(sizes: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "upsample_rates": [8, 5, 4, 3],
         "upsampling_ratios": [2, 2],
     }
-    encoder = {"num_quantizers": ENCODED_GROUPS, "sampling_rate": SAMPLE_RATE_HZ}
+    encoder = sizes["encoder"] | {
+        "num_quantizers": ENCODED_GROUPS,
+        "sampling_rate": SAMPLE_RATE_HZ,
+        "upsample_groups": sizes["encoder"]["hidden_size"],
+        "vector_quantization_hidden_dimension": sizes["encoder"]["codebook_dim"],
+    }
     return {
         "model_type": MODEL_TYPE,
         "encoder_valid_num_quantizers": CODE_GROUPS,
@@ -136,8 +132,8 @@ def codec_config(sizes: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "output_sample_rate": SAMPLE_RATE_HZ,
         "encode_downsample_rate": SAMPLES_PER_FRAME,
         "decode_upsample_rate": SAMPLES_PER_FRAME,
-        "decoder_config": decoder | sizes["both"] | sizes["decoder"],
-        "encoder_config": encoder | sizes["both"] | sizes["encoder"],
+        "decoder_config": decoder | sizes["decoder"],
+        "encoder_config": encoder,
     }
 
 
