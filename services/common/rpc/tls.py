@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import grpc
 import structlog
@@ -13,7 +14,6 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from services.common.rpc.settings import TlsSettings
 from services.common.telemetry import metrics
 
 CHECK_INTERVAL_S = 1.0  # least time between two looks for changed files, which a connection makes
@@ -25,6 +25,15 @@ log = structlog.get_logger()
 
 class TlsError(Exception):
     """The files cannot be used; the message names the flag, the file and the fix."""
+
+
+class Flags(Protocol):
+    """Settings of a stage, and the options of `quartet up`."""
+
+    tls_cert: Path | None
+    tls_key: Path | None
+    tls_ca: Path | None
+    tls_server_name: str | None
 
 
 @dataclass(frozen=True)
@@ -113,7 +122,7 @@ class Credentials:
         return [file_version(file) for file in self._files]
 
 
-def load(settings: TlsSettings) -> Credentials | None:
+def load(settings: Flags) -> Credentials | None:
     """None if `settings` name no files. Raises SystemExit: the files cannot be used."""
     if settings.tls_cert is None or settings.tls_key is None or settings.tls_ca is None:
         return None
