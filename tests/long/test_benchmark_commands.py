@@ -177,7 +177,7 @@ def test_the_dit_beside_diffusers(tmp_path: Path):
 @pytest.mark.long
 def test_variants_of_the_dit_say_how_far_they_are_off(tmp_path: Path):
     load = ["--families", "flux", "--requests", "1", "--steps", "6", "--rounds", "1", "--threads", "1"]
-    variants = ["--variant", "plain:", "--variant", "cached:cache=first-block,cache_threshold=100"]
+    variants = ["--variant", "plain:", "--variant", "cached:cache=first-block:100"]
     assert "NOT EXACT" in _run("dit", *load, *variants, "--json", str(tmp_path / "figures.json"))
     (report,) = json.loads((tmp_path / "figures.json").read_text())["checkpoints"]
     apart = {row["title"]: row["apart"] for row in report["rows"]}
