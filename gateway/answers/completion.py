@@ -45,7 +45,7 @@ class SpeechParams(Strict):
     audio: bool = Field(default=False, description="the sound that they are decoded to")
     format: AudioFormat | None = Field(default=None, description="default: wav; a stream: pcm16, the default, or wav")
     sampling_params: TalkerSampling = Field(default=TalkerSampling(), description="how codec frames are sampled")
-    logprobs: Any = Field(default=None, description="refused: those of codes are not told")
+    logprobs: Any = Field(default=None, description="refused: codes come without log-probabilities")
 
     def check(self, gateway: Gateway, stream: bool) -> None:
         """Raises ApiError: 400 naming a member that contradicts another, or is not supported."""

@@ -36,9 +36,15 @@ async def serve(stage: Stage, settings: Code2WavSettings) -> None:
 
 
 def info_of(spec: DecoderSpec) -> server_info_pb2.Code2WavInfo:
-    """What the spec has by the same names, and its windows."""
-    names = [field.name for field in server_info_pb2.Code2WavInfo.DESCRIPTOR.fields if hasattr(spec, field.name)]
-    info = server_info_pb2.Code2WavInfo(**{name: getattr(spec, name) for name in names})
+    info = server_info_pb2.Code2WavInfo(
+        sample_rate_hz=spec.sample_rate_hz,
+        samples_per_frame=spec.samples_per_frame,
+        trimmed_samples=spec.trimmed_samples,
+        num_code_groups=spec.num_code_groups,
+        lookahead_frames=spec.lookahead_frames,
+        voices=spec.voices,
+        decodes_whole=spec.decodes_whole,
+    )
     if spec.windows is not None and not spec.decodes_whole:
         info.window_frames.extend(spec.windows.sizes)
         info.window_past_frames, info.window_future_frames = spec.windows.past, spec.windows.future

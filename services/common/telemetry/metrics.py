@@ -14,7 +14,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
-PATIENCE_S = 4.0  # less than the timeouts of health checks (deploy/), so that the reason is told
+PATIENCE_S = 4.0  # less than the timeouts of health checks (deploy/), so that the reason arrives
 
 Health = Callable[[str], Coroutine[Any, Any, str]]
 
