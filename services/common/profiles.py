@@ -145,6 +145,7 @@ class Profiles(profile_pb2_grpc.ProfileServiceServicer):
                 await self._end("stopped")
             if self._recorded is None:
                 raise NotFound(f"the {self._stage} has no profile; start one")
+            self._keep(self._recorded)  # as long again: it is to be fetched
             return self._recorded
 
     async def _end(self, ended_by: str) -> None:
@@ -175,6 +176,11 @@ class Profiles(profile_pb2_grpc.ProfileServiceServicer):
             log.exception("the profile failed")
             summary.missing = "recording failed; the stage's log has the details"
         log.info("profile ended", by=ended_by, files=len(recorded.files), spans=len(spans))
+        self._keep(recorded)
+
+    def _keep(self, recorded: Recorded) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._expiry = asyncio.get_running_loop().call_later(KEEP_S, self.drop, recorded)
 
     def drop(self, recorded: Recorded | None = None) -> None:
@@ -207,12 +213,13 @@ class Profiles(profile_pb2_grpc.ProfileServiceServicer):
             recorded = await self.stop()
         except StageError as error:
             await abort(context, error)
-        yield profile_pb2.StopProfileResponse(profile=recorded.summary)
-        for process, file in recorded.files:
-            with file.open("rb") as opened:
-                described = profile_pb2.TraceFile(process=process, size_bytes=file.stat().st_size)
+        with contextlib.ExitStack() as opened:  # all at once: the start of the next profile removes these files
+            files = [(process, opened.enter_context(file.open("rb"))) for process, file in recorded.files]
+            yield profile_pb2.StopProfileResponse(profile=recorded.summary)
+            for process, file in files:
+                described = profile_pb2.TraceFile(process=process, size_bytes=os.fstat(file.fileno()).st_size)
                 yield profile_pb2.StopProfileResponse(file=described)
-                while piece := await asyncio.to_thread(opened.read, PIECE_BYTES):
+                while piece := await asyncio.to_thread(file.read, PIECE_BYTES):
                     yield profile_pb2.StopProfileResponse(data=piece)
         self.drop(recorded)
 

@@ -102,7 +102,7 @@ async def test_it_ends_by_itself_and_is_kept(monkeypatch: pytest.MonkeyPatch):
         del taken
         monkeypatch.setattr(profiles, "KEEP_S", 0.0)
         await start(stub, 0.01)
-        while stage.profiles._running or stage.profiles._recorded:
+        while stage.profiles._running or stage.profiles._turn.locked() or stage.profiles._recorded:
             await asyncio.sleep(0.01)
         assert await refused(stop(stub)) is grpc.StatusCode.NOT_FOUND
 
@@ -112,6 +112,26 @@ async def test_what_is_refused():
         for seconds in (-1, 60.1, float("nan")):
             assert await refused(start(stub, seconds)) is grpc.StatusCode.INVALID_ARGUMENT
         assert await refused(stop(stub)) is grpc.StatusCode.NOT_FOUND
+
+
+async def test_one_that_is_fetched_outlives_the_next_start():
+    class Large:
+        """A recorder of two processes, whose traces no transport buffers whole."""
+
+        async def start(self) -> None: ...
+
+        async def stop(self, directory: Path) -> list[tuple[str, Path]]:
+            for name in "ab":
+                (directory / name).write_bytes(bytes(16 * 1024 * 1024))
+            return [(name, directory / name) for name in "ab"]
+
+    async with profiled() as (stage, stub):
+        stage.profiles.recorder = Large()
+        await start(stub)
+        messages = aiter(stub.StopProfile(profile_pb2.StopProfileRequest()))
+        assert (await anext(messages)).HasField("profile")
+        await start(stub)
+        assert sum([len(message.data) async for message in messages]) == 2 * 16 * 1024 * 1024
 
 
 async def test_a_start_whose_caller_is_gone_is_one_that_ends(tmp_path: Path):
