@@ -133,7 +133,7 @@ class Client:
         return self._gateway.pipeline.config.outputs.text is None and not self._makes_images
 
     def _validated(self, given: dict[str, Any]) -> ChatCompletionRequest:
-        main = self._gateway.model_of(self._gateway.pipeline.main) or ""
+        main = self._gateway.catalog.model_of(self._gateway.pipeline.main) or ""
         with as_errors():
             return validated(ChatCompletionRequest, {**given, "model": main})
 
@@ -209,7 +209,7 @@ class Client:
     async def _image_answer(self, request: ChatCompletionRequest, request_id: str, deadline: float) -> Answer:
         stage = self._image_stage()
         with as_errors():
-            request.model = self._gateway.model_of(stage) or ""
+            request.model = self._gateway.catalog.model_of(stage) or ""
             generation = await ImageChat(self._gateway, request, stage).generation(_meter(request_id, deadline))
             images = await _to_pillow(generation)
             return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
@@ -226,7 +226,7 @@ class Client:
 
         async def work(deadline: float) -> list[Image.Image]:
             with as_errors():
-                request.model = self._gateway.model_of(stage)
+                request.model = self._gateway.catalog.model_of(stage)
                 generation = await to_generation(
                     self._gateway, request, loaded, hole, _meter(uuid.uuid4().hex, deadline)
                 )
@@ -236,7 +236,7 @@ class Client:
 
     def _image_stage(self) -> Stage:
         with as_errors():
-            return self._gateway.stage_for("image", None)
+            return self._gateway.catalog.stage_for("image", None)
 
 
 def _meter(request_id: str, deadline: float) -> Meter:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from gateway.answers.answer import WholeAnswer, usage
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import refuse_large, sampling_of
+from gateway.answers.jobs import refuse_large, sampling_of, talker_sampling
 from gateway.answers.meter import Meter
 from gateway.answers.request import AudioFormat, WriterSampling
 from gateway.errors import in_own_terms, invalid
@@ -71,12 +71,12 @@ class RawSpeech:
     def __init__(self, gateway: Gateway, params: SpeechParams, seed: int | None, stream: bool) -> None:
         self._params = params
         self._format: AudioFormat = params.format or ("pcm16" if stream else "wav")
-        sampling = gateway.talker_sampling(params.sampling_params, seed)
+        sampling = talker_sampling(gateway, params.sampling_params, seed)
         if not sampling.HasField("seed"):
             sampling.seed = secrets.randbits(31)
-        speaker = gateway.speaker(params.voice, "speech.voice")
+        speaker = gateway.catalog.speaker(params.voice, "speech.voice")
         self._start = talker_pb2.SpeakStart(speaker=speaker, sampling=sampling, wants_frames=params.codes)
-        self._talker, self._code2wav = gateway.known("talker"), gateway.known("code2wav")
+        self._talker, self._code2wav = gateway.catalog.info("talker"), gateway.catalog.info("code2wav")
 
     def starts(self, index: int) -> dict[str, Any]:
         """Start messages of the stages that speak answer `index`."""
@@ -145,10 +145,10 @@ class CompletionRun:
 
     def __post_init__(self) -> None:
         settings = self.gateway.settings
-        self.gateway.stage_for("text", self.model, takes_loras=True)
+        self.gateway.catalog.stage_for("text", self.model, takes_loras=True)
         if self.count > settings.max_choices:
             raise invalid("n", f"at most {settings.max_choices} answers to a prompt")
-        self._lora = self.gateway.lora_of(self.model, self.lora)
+        self._lora = self.gateway.catalog.lora_of(self.model, self.lora)
         self._meter = Meter.of(self.state, settings.request_timeout_s)
         self.answers = [WholeAnswer(i, "", 0) for i in range(len(self.prompts) * self.count)]
         self._meter.log["answers"] = len(self.answers)
@@ -225,7 +225,7 @@ class CompletionRun:
 
 async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, message: Any, field: str) -> Any:
     """The thinker's response to `message`. Raises ApiError; `field` is the request's text or ids."""
-    stage = gateway.stage_for("text", model, takes_loras=True)
+    stage = gateway.catalog.stage_for("text", model, takes_loras=True)
     if message.ByteSize() > _MAX_TOKENIZER_BYTES:
         raise invalid(field, f"is more than the {_MAX_TOKENIZER_BYTES} bytes that are taken", "context_length_exceeded")
     with in_own_terms(lambda member: field if member in ("token_ids", "text") else member, "thinker"):

@@ -22,6 +22,7 @@ from gateway.answers.voice_options import VoiceId, VoiceOptions, plan_speech
 from gateway.errors import invalid
 from gateway.media.check import MediaFile, load_media
 from gateway.pipeline.run import Job, speech
+from gateway.pipeline.sampling import TalkerSampling
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
 
@@ -46,11 +47,13 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
         _, text, _ = last_words(request, "it says what is spoken", "speaks text")
         starts, media = speech(await _say(gateway, request, text, owner)), []
     else:
-        speaker = gateway.speaker(request.voice, "audio.voice")  # an unknown one is refused even if nothing is spoken
+        speaker = gateway.catalog.speaker(
+            request.voice, "audio.voice"
+        )  # an unknown one is refused even if nothing is spoken
         start, media = await _generate(gateway, request)
         starts = {"thinker": start}
         if request.speaks:
-            sampling = gateway.talker_sampling(request.quartet.talker, request.seed)
+            sampling = talker_sampling(gateway, request.quartet.talker, request.seed)
             starts |= speech(talker_pb2.SpeakStart(speaker=speaker, sampling=sampling))
     return [
         _nth(starts, media, request_id if request.n in (None, 1) else f"{request_id}-{i}", i)
@@ -138,7 +141,7 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
         use_audio_in_video=request.use_audio_in_video,
         sampling=sampling,
         priority=request.priority or 0,
-        lora=gateway.lora_of(request.model, request.lora),
+        lora=gateway.catalog.lora_of(request.model, request.lora),
     )
     pending = fill_messages(start, gateway, request.messages)
     fill_tools(start, request.functions, request.tool_choice)
@@ -158,9 +161,9 @@ def refuse_large(start: thinker_pb2.GenerateStart, field: str) -> None:
 async def _say(gateway: Gateway, request: ChatCompletionRequest, text: str, owner: str | None) -> talker_pb2.SpeakStart:
     """Start message of a talker without a thinker."""
     options = VoiceOptions(voice=None if request.voice is None else VoiceId(id=request.voice))
-    start = (await plan_speech(gateway, options, gateway.known("talker"), owner, voice="audio.voice")).start
+    start = (await plan_speech(gateway, options, gateway.catalog.info("talker"), owner, voice="audio.voice")).start
     start.text.text = text
-    start.sampling.CopyFrom(gateway.talker_sampling(request.quartet.talker, request.seed))
+    start.sampling.CopyFrom(talker_sampling(gateway, request.quartet.talker, request.seed))
     return start
 
 
@@ -216,7 +219,7 @@ def sampling_of(
         max_tokens: wins over the request's own.
         top_logprobs: alternatives for each token; None: no log-probabilities.
     """
-    assert gateway.pipeline.config.thinker is not None, "text was asked of a pipeline without a thinker"
+    assert gateway.pipeline.config.thinker is not None, "text was requested of a pipeline without a thinker"
     values = request.over(gateway.pipeline.config.thinker.sampling)
     if max_tokens is not None:
         values["max_tokens"] = max_tokens
@@ -229,6 +232,15 @@ def sampling_of(
         case JsonSchemaFormat(json_schema=schema):
             message.json_schema = json.dumps(schema.json_schema, ensure_ascii=False)
     return message
+
+
+def talker_sampling(gateway: Gateway, requested: TalkerSampling, seed: int | None) -> talker_pb2.TalkerSampling:
+    """The talker's sampling: the request's over the pipeline's. `seed` counts where `requested` has none."""
+    assert gateway.pipeline.config.talker is not None, "speech was requested of a pipeline without a talker"
+    sampling = talker_pb2.TalkerSampling(**requested.over(gateway.pipeline.config.talker.sampling))
+    if not sampling.HasField("seed") and seed is not None:
+        sampling.seed = seed
+    return sampling
 
 
 def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:

@@ -90,7 +90,7 @@ async def submit_video(
     Raises:
         ApiError: 400 naming the member at fault; 429, too many wait; 503, the stage does not serve.
     """
-    stage, jobs = gateway.stage_for("video", request.model), gateway.videos
+    stage, jobs = gateway.catalog.stage_for("video", request.model), gateway.videos
     assert jobs is not None, "there are jobs where a stage makes videos"
     info = require_info(stage, TASKS, "videos")
     start = request.video_start(info)
@@ -103,7 +103,7 @@ async def submit_video(
         start.images.add(field=image.field)
     video = VideoJob(
         id=f"video_{uuid.uuid4().hex}",
-        model=gateway.model_of(stage) or "",
+        model=gateway.catalog.model_of(stage) or "",
         prompt=request.prompt,
         status="queued",
         progress=0,

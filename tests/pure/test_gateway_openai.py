@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gateway.answers.answer import logprobs
-from gateway.answers.gateway import Transcripts
 from gateway.answers.request import ChatCompletionRequest
+from gateway.answers.transcripts import Transcripts
 from gateway.errors import request_field
 from gateway.http.connection import sse
 from gateway.media.encode import encode_audio

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest
 from gateway.access.shared import SharedState
-from gateway.answers.gateway import Transcripts
+from gateway.answers.transcripts import Transcripts
 from gateway.errors import ApiError
 from gateway.http.workers import merge, supervisor
 
@@ -80,7 +80,7 @@ def test_a_rate_is_that_of_all_processes(tmp_path: Path):
 
 
 def test_a_transcript_is_known_to_all_and_only_the_newest_are_kept(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("gateway.answers.gateway._MAX_TRANSCRIPTS", 3)
+    monkeypatch.setattr("gateway.answers.transcripts._MAX_TRANSCRIPTS", 3)
     first, second = (Transcripts(60, SharedState(tmp_path / "shared.sqlite", worker)) for worker in range(2))
     ids = [first.new_id() for _ in range(5)]
     for i, (audio_id, expires_at) in enumerate(ids):

@@ -129,7 +129,7 @@ class VideoGenerator(_Maker):
         return validated(videos.VideoRequest, members)
 
     async def _make(self, gateway: Gateway, call: HostedCall, prompt: str) -> dict[str, Any]:
-        stage = gateway.stage_for("video", None)
+        stage = gateway.catalog.stage_for("video", None)
         tasks = () if stage.info is None else stage.info.dit.tasks
         image = None
         if dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in tasks and call.last_image is not None:
@@ -162,7 +162,7 @@ class SoundGenerator(_Maker):
         return validated(audio.AudioRequest, {"prompt": prompt, **members})
 
     async def _make(self, gateway: Gateway, call: HostedCall, prompt: str) -> dict[str, Any]:
-        stage, request, meter = gateway.stage_for("audio", None), self._request(prompt), call.meter
+        stage, request, meter = gateway.catalog.stage_for("audio", None), self._request(prompt), call.meter
         made = await audio.make(stage, request, meter.request_id, max(meter.left_s, 0.001))
         return {
             "result": pybase64.b64encode_as_string(made.file),

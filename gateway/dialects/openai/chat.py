@@ -53,10 +53,10 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
 def _stage(gateway: Gateway, model: str) -> Stage:
     """The stage that answers as `model`. Raises ApiError."""
     answer, image = gateway.pipeline.answer, gateway.pipeline.output("image")
-    if image is not None and (not answer or gateway.models.get(model) is image):
-        gateway.require_model(model, image)
+    if image is not None and (not answer or gateway.catalog.models.get(model) is image):
+        gateway.catalog.require_model(model, image)
         return image
-    return gateway.answerer(model)
+    return gateway.catalog.answerer(model)
 
 
 class _BaseRun:

@@ -31,7 +31,7 @@ def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
         "object": "model",
         "created": _STARTED,
         "owned_by": "quartet",
-        "parent": gateway.parent_of(name),
+        "parent": gateway.catalog.parent_of(name),
         "quartet": facts,
     }
 
@@ -72,11 +72,11 @@ def _dit_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, 
 async def list_models(http: Request) -> dict[str, Any]:
     """The served models whose names are known."""
     gateway: Gateway = http.app.state.gateway
-    return {"object": "list", "data": [_model(gateway, name, stage) for name, stage in gateway.models.items()]}
+    return {"object": "list", "data": [_model(gateway, name, stage) for name, stage in gateway.catalog.models.items()]}
 
 
 @router.get("/v1/models/{name:path}")
 async def get_model(http: Request, name: str) -> dict[str, Any]:
     """One model."""
     gateway: Gateway = http.app.state.gateway
-    return _model(gateway, name, gateway.model_stage(name))
+    return _model(gateway, name, gateway.catalog.model_stage(name))

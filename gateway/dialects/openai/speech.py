@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from gateway import metrics
 from gateway.answers.gateway import Gateway
+from gateway.answers.jobs import talker_sampling
 from gateway.answers.meter import Meter
 from gateway.answers.sentences import cut
 from gateway.answers.voice_options import SpeakPlan, VoiceOptions, plan_speech
@@ -100,10 +101,10 @@ class SpeechRun:
         self._gateway, self._settings, self._meter = gateway, settings, meter
         # This request's names of members that errors name as a chat's.
         self._start, self._names = plan.start, {"audio.voice": "voice", "messages": text, **plan.names}
-        self._start.sampling.CopyFrom(gateway.talker_sampling(settings.quartet.talker, settings.seed))
-        code2wav = gateway.known("code2wav")
+        self._start.sampling.CopyFrom(talker_sampling(gateway, settings.quartet.talker, settings.seed))
+        code2wav = gateway.catalog.info("code2wav")
         self.sample_rate_hz: int = code2wav.sample_rate_hz
-        self._most_bytes = _most_bytes(gateway.known("talker"), code2wav, plan)
+        self._most_bytes = _most_bytes(gateway.catalog.info("talker"), code2wav, plan)
         self._audio_bytes, self._spoken = 0, list[talker_pb2.SpeakSummary]()
         meter.log |= {"format": settings.response_format, **plan.log}
 
@@ -111,8 +112,8 @@ class SpeechRun:
     async def begin(cls, gateway: Gateway, settings: SpeechSettings, http: HTTPConnection, text: str = "input") -> Self:
         """Raises ApiError: the talker cannot speak so."""
         meter = Meter(http.state.request_id, gateway.settings.request_timeout_s, http.state.log)
-        gateway.stage_for("speech", settings.model)
-        talker = gateway.known("talker")
+        gateway.catalog.stage_for("speech", settings.model)
+        talker = gateway.catalog.info("talker")
         if not talker.reads_text:
             raise invalid("model", "its talker reads what its thinker writes only", "unsupported_model")
         return cls(gateway, settings, await plan_speech(gateway, settings, talker, owner_of(http)), meter, text)

@@ -121,7 +121,7 @@ async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
 def _require_cloning(gateway: Gateway) -> int:
     """Rate of voice samples. Raises ApiError: 501, nothing imitates voices; 503, not known yet."""
     stage = gateway.pipeline.output("speech")
-    rate_hz = 0 if stage is None else gateway.known("talker").voice_sample_rate_hz
+    rate_hz = 0 if stage is None else gateway.catalog.info("talker").voice_sample_rate_hz
     if not rate_hz:
         what = "this model imitates no voices: it has its own" if stage else "nothing here speaks"
         message = f"{what}; GET /v1/audio/voices lists them" if stage else what

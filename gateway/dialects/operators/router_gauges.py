@@ -36,7 +36,7 @@ _CACHE = _gauge(
 def exposition(gateway: Gateway) -> bytes:
     """The gauges in Prometheus' format; without values where there is no thinker."""
     stage = gateway.pipeline.output("text")
-    name = None if stage is None else gateway.model_of(stage)
+    name = None if stage is None else gateway.catalog.model_of(stage)
     if stage is not None and name is not None:
         serving = [replica for replica in stage.replicas.values() if replica.serving]
         _RUNNING.labels(name).set(sum(replica.running for replica in serving))

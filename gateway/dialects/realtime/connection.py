@@ -68,9 +68,9 @@ def _session(gateway: Gateway, socket: WebSocket) -> Session:
     secret, query = secret_of(socket), socket.query_params
     model = query.get("model") or query.get("deployment")
     ends = int(time.time() + gateway.settings.realtime_session_s)
-    session = new_session(gateway, expires_at=ends, lora=gateway.lora_of(model))
-    is_other = model is not None and model not in gateway.models and _OPENAI_MODEL.fullmatch(model)
-    gateway.stage_for("text", None if is_other else model, takes_loras=True)
+    session = new_session(gateway, expires_at=ends, lora=gateway.catalog.lora_of(model))
+    is_other = model is not None and model not in gateway.catalog.models and _OPENAI_MODEL.fullmatch(model)
+    gateway.catalog.stage_for("text", None if is_other else model, takes_loras=True)
     patch: dict[str, Any] = {} if secret is None else secret.session
     if query.get("intent") == "transcription":
         patch |= {"type": "transcription"}

@@ -10,7 +10,8 @@ from pydantic import BaseModel, Field
 from starlette.requests import HTTPConnection
 
 from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, presented_key
-from gateway.answers.gateway import Gateway, not_reached
+from gateway.answers.catalog import not_reached
+from gateway.answers.gateway import Gateway
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.output.drawing import check_tool
 from gateway.dialects.realtime.settings.session import Session
@@ -39,8 +40,8 @@ def secret_of(socket: HTTPConnection) -> ClientSecret | None:
 
 def new_session(gateway: Gateway, **members: Any) -> Session:
     """Raises ApiError: 400, no model answers in text; 503, the model was not reached yet."""
-    stage = gateway.stage_for("text", None)
-    model = gateway.model_of(stage)
+    stage = gateway.catalog.stage_for("text", None)
+    model = gateway.catalog.model_of(stage)
     if model is None:
         raise not_reached(stage)
     outputs = gateway.pipeline.config.outputs

@@ -39,7 +39,7 @@ class VllmDialect:
     async def handle(self, event: events.ClientEvent) -> None:
         match event:
             case events.ModelUpdate(model=model):
-                self._gateway.stage_for("text", model, takes_loras=True)
+                self._gateway.catalog.stage_for("text", model, takes_loras=True)
                 self._model = model
             case events.AudioAppend(audio=audio):
                 if self._sound.waiting_s >= _MOST_WAITING_S:

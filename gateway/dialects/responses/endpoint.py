@@ -87,7 +87,7 @@ async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(
     request = await read_json(http, InputTokensRequest, gateway.settings.request_timeout_s)
     request.background = request.stream = request.stream_options = None
     stage = gateway.pipeline.output("text")
-    request.model = request.model or (stage and gateway.model_of(stage)) or ""
+    request.model = request.model or (stage and gateway.catalog.model_of(stage)) or ""
     return await while_connected(http.receive, _count(http, request))
 
 

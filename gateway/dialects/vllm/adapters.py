@@ -43,7 +43,7 @@ async def load_lora_adapter(http: Request) -> PlainTextResponse:
     if request.load_inplace:
         raise invalid("load_inplace", "adapters are not replaced; unload the other one first")
     stage = _writer(gateway)
-    if request.lora_name in gateway.models and gateway.parent_of(request.lora_name) is None:
+    if request.lora_name in gateway.catalog.models and gateway.catalog.parent_of(request.lora_name) is None:
         raise invalid("lora_name", f"{request.lora_name!r} is the name of a model here")
     message = thinker_pb2.LoadLoraRequest(name=request.lora_name, path=request.lora_path)
     async with gateway.administration:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import MAX_START_BYTES, attach, fill_tools
+from gateway.answers.jobs import MAX_START_BYTES, attach, fill_tools, talker_sampling
 from gateway.answers.request import Tool
 from gateway.answers.tools.calls import arguments_of
 from gateway.answers.tools.registry import ImageGenerator
@@ -86,7 +86,7 @@ class Prompt:
             raise ApiError(400, reason, None, "context_length_exceeded")
         starts: dict[str, Any] = {"thinker": start}
         if self.speaks(gateway):
-            sampling = gateway.talker_sampling(TalkerSampling(), None)
+            sampling = talker_sampling(gateway, TalkerSampling(), None)
             starts |= speech(talker_pb2.SpeakStart(speaker=self.session.voice or "", sampling=sampling))
         return Job(request_id, starts, late, conversation_id=self.conversation_id)
 

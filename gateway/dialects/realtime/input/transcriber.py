@@ -102,7 +102,7 @@ class Transcriber:
 
     async def _transcribe(self, item: Item, settings: session_config.TranscriptionSettings, key: ApiKey | None) -> None:
         # the thinker's model, whatever the client asks for
-        model = self._gateway.model_of(self._gateway.stage_for("text", None)) or ""
+        model = self._gateway.catalog.model_of(self._gateway.catalog.stage_for("text", None)) or ""
         language = _language(settings.language)
         request = TranscriptionRequest(model=model, prompt=settings.prompt, language=language)
         file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
