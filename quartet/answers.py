@@ -80,12 +80,12 @@ class Answer:
 
     Attributes:
         text: of a model that only speaks, the spoken words.
-        audio: the speech, if asked for.
+        audio: the speech, if requested.
         token_ids: of reasoning and text.
         finish_reason: "stop", "length" or "tool_calls".
         usage: token counts, as in an HTTP answer.
         tool_calls: in OpenAI's form.
-        logprobs: of each token, in OpenAI's form, if asked for.
+        logprobs: of each token, in OpenAI's form, if requested.
         timings: milliseconds by stage and phase.
         error: why a prompt of a list failed.
     """

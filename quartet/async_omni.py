@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quartet.answers import Answer, Event
 from quartet.client import Client, start
 from quartet.errors import Error, StartError
-from quartet.messages import Chat, Message, Prompt, PromptOptions, is_batch
+from quartet.messages import Chat, Message, Prompt, PromptOptions, Prompts, is_batch
 from quartet.system import Setup, deployment_for
 
 CONCURRENCY = 64  # of one Omni; a stage takes 160 by default, running and queued
@@ -96,11 +96,7 @@ class AsyncOmni:
     ) -> Answer: ...
     @overload
     async def generate(
-        self,
-        prompt: list[str] | list[Chat] | list[Prompt],
-        *,
-        progress: bool | None = None,
-        **options: Unpack[PromptOptions],
+        self, prompt: Prompts, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> list[Answer]: ...
     @overload
     async def generate(

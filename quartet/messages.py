@@ -9,6 +9,7 @@ from quartet.media import KINDS, Kind, Media, audio, media_of
 
 Message = Mapping[str, Any]
 Prompt = str | Message | Sequence[Message]
+Prompts = list[str] | list["Chat"] | list[Prompt]
 
 
 class PromptOptions(TypedDict, total=False):

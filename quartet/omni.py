@@ -13,7 +13,7 @@ from rich.console import Console
 from quartet.answers import Answer, Event
 from quartet.async_omni import AsyncOmni
 from quartet.loops import LoopThread
-from quartet.messages import Chat, Message, Prompt, PromptOptions
+from quartet.messages import Chat, Message, Prompt, PromptOptions, Prompts
 from quartet.system import Setup
 
 Result = TypeVar("Result")
@@ -63,11 +63,7 @@ class Omni:
     ) -> Answer: ...
     @overload
     def generate(
-        self,
-        prompt: list[str] | list[Chat] | list[Prompt],
-        *,
-        progress: bool | None = None,
-        **options: Unpack[PromptOptions],
+        self, prompt: Prompts, *, progress: bool | None = None, **options: Unpack[PromptOptions]
     ) -> list[Answer]: ...
     @overload
     def generate(

@@ -41,8 +41,10 @@ class Family:
     def has(self, part: str) -> bool:
         return importlib.util.find_spec(self._module(part)) is not None
 
-    def part(self, part: str) -> ModuleType:
-        """Its module `part`. Raises ValueError: it has none."""
+    def part(self, part: str, config: Mapping[str, Any] | None = None) -> ModuleType:
+        """Its module `part`. Raises ValueError: it has none, or the checkpoint with this config.json has none."""
+        if config is not None and self.has(part) and part not in self.stages(config):
+            raise ValueError(f"the checkpoint has no {part} (model type {config.get('model_type')})")
         if not self.has(part):
             served = f": give --pipeline {Path(self.pipeline).stem} to quartet up" if self.pipeline else ""
             raise ValueError(f"{self.name} models have no {part}{served if part in STAGES else ''}")
@@ -75,7 +77,19 @@ def families() -> tuple[Family, ...]:
     return FAMILIES + tuple(point.load() for point in entry_points(group=ENTRY_POINTS))
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+class ConfigSection(dict[str, Any]):
+    """An object of a checkpoint's config.json. A missing key raises ValueError, which names its place in the file."""
+
+    def __init__(self, members: Mapping[str, Any], place: str) -> None:
+        self._place = place
+        for name, value in members.items():
+            self[name] = ConfigSection(value, f"{place}{name}.") if isinstance(value, dict) else value
+
+    def __missing__(self, name: str) -> Any:
+        raise ValueError(f"{self._place}{name} is missing")
+
+
+def read_config(folder: Path) -> ConfigSection:
     """A checkpoint's config.json. Raises ValueError: there is none, or it is not an object."""
     try:
         config = json.loads((folder / "config.json").read_text())
@@ -87,7 +101,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{folder / 'config.json'} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{folder / 'config.json'} is not an object")
-    return cast("dict[str, Any]", config)
+    return ConfigSection(cast("dict[str, Any]", config), f"{folder / 'config.json'}: ")
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

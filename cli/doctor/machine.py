@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cli.doctor.system import SHARED_MEMORY, Lack, lacks, memory_bytes, usable_cores
 from services.common.engine.device import Accelerator
+from services.thinker import cpu
 from services.thinker.device import nvcc
 
 TIMEOUT_S = 10.0
@@ -81,7 +82,7 @@ class Machine:
         return cls(
             system=f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
             cores=usable_cores(),
-            cpu_flags=_cpu_flags(),
+            cpu_flags=_CPU_FLAGS & cpu.flags(),
             memory_bytes=memory_bytes(),
             driver=rows[0][0] if rows else "",
             gpus=tuple(name for _, name in rows),
@@ -127,13 +128,6 @@ def _links() -> str:
     """NVLink as `nvidia-smi topo -m` abbreviates it; the slowest if several."""
     found = re.findall(r"\bNV(\d+)\b", _run("nvidia-smi", "topo", "-m"))
     return f"NV{min(map(int, found))}" if found else ""
-
-
-def _cpu_flags() -> frozenset[str]:
-    with contextlib.suppress(OSError):
-        if flags := re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            return _CPU_FLAGS & set(flags[1].split())
-    return frozenset()
 
 
 def _ucx_transports() -> tuple[str, ...]:

@@ -189,7 +189,7 @@ def load_decoder(
     on = prepared_device(device)
     checkpoint = Checkpoint(model)
     config = read_config(checkpoint.folder)
-    family: DecoderFamily = family_of(config).part("code2wav")  # pyright: ignore[reportAssignmentType]
+    family: DecoderFamily = family_of(config).part("code2wav", config)  # pyright: ignore[reportAssignmentType]
     subfolder: str = getattr(family, "FOLDER", "")
     if subfolder:
         config = read_config(checkpoint.folder / subfolder)

@@ -4,6 +4,7 @@ Layers have the published names.
 """
 
 from abc import abstractmethod
+from collections import ChainMap
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from math import prod
@@ -64,21 +65,18 @@ def read_sizes(part: dict[str, Any], name: str) -> WaveSizes:
         raise ValueError(f"{name}: rope_type {rope['rope_type']} is not supported, only default")
     if not part.get("upsample_rates"):
         raise ValueError(f"{name}.upsample_rates is missing or empty")
-    try:
-        codebook_size, groups = part["codebook_size"], part["num_quantizers"]
-        head_dim = part.get("head_dim") or part["hidden_size"] // part["num_attention_heads"]
-        stated = {**part, **rope, "head_dim": head_dim}
-        return WaveSizes(
-            codebook_size=codebook_size,
-            num_code_groups=groups,
-            transformer=TransformerSizes(**{size.name: stated[size.name] for size in fields(TransformerSizes)}),
-            upsampling_ratios=tuple(part["upsampling_ratios"]),
-            upsample_rates=tuple(part["upsample_rates"]),
-            decoder_dim=part["decoder_dim"],
-            projected_from=part.get("latent_dim", 0),
-        )
-    except KeyError as error:
-        raise ValueError(f"{name}.{error.args[0]} is missing") from None
+    codebook_size, groups = part["codebook_size"], part["num_quantizers"]
+    head_dim = part.get("head_dim") or part["hidden_size"] // part["num_attention_heads"]
+    stated = ChainMap({**rope, "head_dim": head_dim}, part)
+    return WaveSizes(
+        codebook_size=codebook_size,
+        num_code_groups=groups,
+        transformer=TransformerSizes(**{size.name: stated[size.name] for size in fields(TransformerSizes)}),
+        upsampling_ratios=tuple(part["upsampling_ratios"]),
+        upsample_rates=tuple(part["upsample_rates"]),
+        decoder_dim=part["decoder_dim"],
+        projected_from=part.get("latent_dim", 0),
+    )
 
 
 class WaveDecoder(CausalDecoder):

@@ -6,41 +6,17 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 EVENT = "cannot start"  # of the last line that a stage logs
 TRACEBACKS = "QUARTET_TRACEBACKS"  # environment variable: with 1, a failed start's traceback is logged at any level
 
 _MOST_CHARACTERS = 600
-# A pattern of what a library says -> the cause, and what to do. {what} is the pattern's group 1, {where} the same in
-# parentheses if it is there.
-_KNOWN = {
-    r"libnuma\.so\.1": "the library libnuma.so.1 is not on this machine: "
-    "install it (apt install libnuma1, dnf install numactl-libs, apk add numactl)",
-    r"([\w.+-]+\.so[\w.]*): cannot open shared object file": "the library {what} is not on this machine: "
-    "install the package of your system that has it",
-    r"_OpNamespace' '_C\w*' object has no attribute": "vLLM's kernels are not loaded: "
-    "`quartet doctor` says what this machine lacks for them",
-    r"driver on your system is too old": "NVIDIA's driver is too old: install a newer one; `quartet doctor` says",
-    r"CUDA out of memory": "the GPU's memory is full: end what else runs there, or take a smaller model",
-    r"[Cc]an(?:no|')t allocate memory|MemoryError|[Oo]ut of memory|bad_alloc|create a primitive": "the memory is full: "
-    "end what else runs, or take a larger machine or a smaller model",
-    r"(?:No space left on device|[Nn]ot enough free disk space)(?:.*?'([^']+)')?": "the disk is full{where}: "
-    "make room there, or name another place: HF_HOME for what is fetched, TMPDIR for temporary files",
-    r"(?:[Pp]ermission denied|PermissionError).*?'([^']+)'": "no permission for {what}: "
-    "let the user that runs this read it (chmod, chown), or name another",
-    r"SafetensorError|corrupt or not all there|HeaderTooLarge|MetadataIncompleteBuffer": "a file of the checkpoint is "
-    "corrupt or not all there: fetch it again",
-    r"No available memory for the cache blocks|Cannot auto-fit max_model_len": "there is no room for the KV cache: "
-    "raise --kv-cache-bytes, or on a GPU --gpu-memory-utilization",
-    r"(KV cache is needed.*?larger than the available KV cache memory[^.]*)": "{what}: "
-    "raise --kv-cache-bytes, or lower --max-context-tokens",
-    r"[Ff]ailed to bind to address \S*:(\d+)": "port {what} is taken: name a free one by --port",
-    r"[Ff]ailed to bind|[Aa]ddress already in use": "the port is taken: name a free one by --port",
-    r"GatedRepo|Access to model .* is restricted": "the model is gated: "
-    "accept its terms on its page at the hub, then log in by HF_TOKEN",
-}
+_KNOWN: Sequence[Mapping[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 _CONSEQUENCES = re.compile(r"See root cause above|See stack trace for root cause|EngineDeadError")
 _ENDED_CHILD = re.compile(r"Failed core proc\(s\): .*?: (-\d+)")
 _SIGNALS = {
@@ -106,10 +82,10 @@ def shows_tracebacks() -> bool:
 
 
 def _known(text: str) -> str | None:
-    for pattern, message in _KNOWN.items():
-        if found := re.search(pattern, text, re.DOTALL):
+    for known in _KNOWN:
+        if found := re.search(known["pattern"], text, re.DOTALL):
             what = _one_line(found[1] or "") if found.re.groups else ""
-            return message.format(what=what, where=what and f" ({what})")
+            return known["cause"].format(what=what, where=what and f" ({what})")
     return None
 
 

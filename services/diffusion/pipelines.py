@@ -53,10 +53,10 @@ def find_checkpoint(model: str) -> Path:
         raise ValueError(f"{model} is neither a directory nor a diffusers model on the hub: {error}") from None
 
 
-def checkpoint_dtype(folder: Path, asked: str) -> torch.dtype:
-    """`asked`, or what the transformer's weights are stored in."""
-    if asked != "auto":
-        return getattr(torch, asked)
+def checkpoint_dtype(folder: Path, requested: str) -> torch.dtype:
+    """`requested`, or what the transformer's weights are stored in."""
+    if requested != "auto":
+        return getattr(torch, requested)
     files = [file for name in DENOISERS for file in sorted((folder / name).glob("*.safetensors"))]
     if not files:
         return torch.float32
@@ -78,7 +78,7 @@ class Pipelines:
 
     def __init__(self, pipeline: DiffusionPipeline) -> None:
         self.pipeline: Any = pipeline
-        # Asked once: diffusers walks all modules to say it, which is milliseconds, too long for every step.
+        # Read once: diffusers walks all modules for it, which is milliseconds, too long for every step.
         self.device: torch.device = self.pipeline._execution_device
         self.family = family_of(pipeline)
         # One of its own: a fast tokenizer's padding is state, which the pipelines set in the engine's thread.

@@ -64,7 +64,9 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     _check_images(start, info)
     task = _task(start, info)
     require((start.count or 1) <= info.max_count, "count", f"must be at most {info.max_count}")
-    _check_size(start, info)
+    if start.width or start.height:
+        require(not info.sample_rate_hz, "width", "sound has no size; leave width and height out")
+        _check_size(start.width, start.height, info)
     if info.frames_multiple:
         _check_frames(start, info)
     if start.HasField("num_inference_steps") and not 1 <= start.num_inference_steps <= info.max_inference_steps:
@@ -98,24 +100,16 @@ def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     if start.task and start.task not in info.tasks:
         known = ", ".join(name(task) for task in info.tasks)
         raise InvalidInput("task", f"{info.pipeline} does not do {name(start.task)}; it does {known}")
-    asked = [start.task] if start.task else info.tasks
-    fitting = [task for task in asked if (task in takes_images) == bool(start.images)]
+    candidates = [start.task] if start.task else info.tasks
+    fitting = [task for task in candidates if (task in takes_images) == bool(start.images)]
     require(fitting, "images", "at least one is required" if not start.images else "are not taken by this task")
     return fitting[0]
 
 
-def _check_size(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
-    if not start.width and not start.height:
-        return
-    require(not info.sample_rate_hz, "width", "sound has no size; leave width and height out")
-    for field, value in (("width", start.width), ("height", start.height)):
+def _check_size(width: int, height: int, info: server_info_pb2.DitInfo) -> None:
+    for field, value in (("width", width), ("height", height)):
         if not value or value % info.size_multiple:
             raise InvalidInput(field, f"must be a multiple of {info.size_multiple} pixels, not {value}")
-    _check_area(start.width, start.height, info)
-
-
-def _check_area(width: int, height: int, info: server_info_pb2.DitInfo) -> None:
-    for field, value in (("width", width), ("height", height)):
         require(value <= info.max_side, field, f"{width} x {height}: a side may have at most {info.max_side} pixels")
     if width * height > info.max_pixels:
         raise InvalidInput("width", f"{width} x {height} is over the {info.max_pixels} pixels that are made")
@@ -208,14 +202,14 @@ def resolve(
     ]
 
 
-def _denoising_steps(start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: DiffusionPipeline, asked: int) -> int:
-    """Steps that an output takes, of `asked`."""
-    if asked < pipelines.family.min_steps:
+def _denoising_steps(start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: DiffusionPipeline, requested: int) -> int:
+    """Steps that an output takes, of `requested`."""
+    if requested < pipelines.family.min_steps:
         raise InvalidInput("num_inference_steps", f"must be at least {pipelines.family.min_steps} for this model")
     strength = default_of(type(pipeline), "strength")
     if strength is None:
-        return asked
-    steps = min(asked, int(asked * strength))  # an edit noises the picture, and leaves the first steps out
+        return requested
+    steps = min(requested, int(requested * strength))  # an edit noises the picture, and leaves the first steps out
     require(steps, "num_inference_steps", "is too few for an edit; take at least 2")
     require(start.previews < steps, "previews", f"must be fewer than the {steps} steps that this edit takes")
     return steps
@@ -243,8 +237,8 @@ def _arguments(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_info_
         family.guidance: start.guidance_scale if start.HasField("guidance_scale") else info.default_guidance_scale,
     }
     if family.negative:
-        asked = start.HasField("negative_prompt")
-        arguments["negative_prompt"] = start.negative_prompt if asked else family.default_negative
+        is_set = start.HasField("negative_prompt")
+        arguments["negative_prompt"] = start.negative_prompt if is_set else family.default_negative
     if family.media == "video":
         arguments["num_frames"] = start.num_frames or info.default_frames
     if family.media == "sound":
@@ -269,5 +263,5 @@ def _size(
     multiple = info.size_multiple
     width = max(multiple, int(width * scale) // multiple * multiple)
     height = max(multiple, int(height * scale) // multiple * multiple)
-    _check_area(width, height, info)
+    _check_size(width, height, info)
     return {"width": width, "height": height}

@@ -30,17 +30,17 @@ def _weights(settings: DitSettings, accelerator: Accelerator | None, dtype: str)
     return Choice("weights", path, "the checkpoint's" if settings.dtype == "auto" else "as --dtype says")
 
 
-def _attention(asked: str | None, accelerator: Accelerator | None) -> Choice:
-    if asked is None:
+def _attention(requested: str | None, accelerator: Accelerator | None) -> Choice:
+    if requested is None:
         return Choice("attention", "native", "diffusers' default: torch's own attention, which picks its kernel")
-    kernels = asked.lower().lstrip("_")
+    kernels = requested.lower().lstrip("_")
     needs = ""
     if accelerator is None and kernels.startswith(("flash", "sage")):
         needs = "a GPU"
     elif accelerator is not None and kernels.startswith("flash") and accelerator.capability < _AMPERE:
         needs = f"sm_80 or newer, this is {accelerator.architecture}"
-    reason = f"--attention-backend={asked} needs {needs}; leave it out" if needs else "as --attention-backend says"
-    return Choice("attention", asked, reason, fatal=bool(needs))
+    reason = f"--attention-backend={requested} needs {needs}; leave it out" if needs else "as --attention-backend says"
+    return Choice("attention", requested, reason, fatal=bool(needs))
 
 
 def _blocks(settings: DitSettings) -> Choice:

@@ -2,7 +2,7 @@
 
 A folder has a module for each part of the family: `thinker`, `talker`, `code2wav` (see that stage's `family.py`),
 `tiny` (small random checkpoints, written by its `ARCHS`) and `budget` (what a checkpoint needs of a GPU). A package
-whose checkpoints may lack talker and code2wav has a function `has_speech(config)`. Modules are imported when asked for,
+whose checkpoints may lack talker and code2wav has a function `has_speech(config)`. Modules are imported when needed,
 so that a stage imports no other stage's libraries.
 """
 

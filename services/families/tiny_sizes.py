@@ -1,27 +1,27 @@
-"""Sizes of small random checkpoints, without torch."""
+"""Tables of small random checkpoints, without torch."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
-# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are offsets of those used, as published.
+import yaml
+
+Sizes = TypeVar("Sizes")
+
+
+def read_table(module: str, name: str) -> dict[str, Any]:
+    """NAME.yaml beside the file of a `module`."""
+    return yaml.safe_load(Path(module).with_name(f"{name}.yaml").read_text())
+
+
+_TOKENS = read_table(__file__, "tiny_tokens")
+# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. CODEC_IDS are offsets of those used, as published.
 CODEC_SPECIAL_IDS = 1024
-CODEC_IDS = {
-    "codec_pad_id": 100,
-    "codec_bos_id": 101,
-    "codec_eos_token_id": 102,
-    "codec_nothink_id": 107,
-    "codec_think_bos_id": 108,
-    "codec_think_eos_id": 109,
-}
+CODEC_IDS: Mapping[str, int] = _TOKENS["codec_ids"]
 CODEC_VOICE = 253  # of the first voice
 # Config keys of special ids, with their tokens.
-SPEECH_TOKENS = {
-    "im_start_token_id": "<|im_start|>",
-    "im_end_token_id": "<|im_end|>",
-    "assistant_token_id": "assistant",
-    "tts_pad_token_id": "<tts_pad>",
-    "tts_bos_token_id": "<tts_text_bos>",
-    "tts_eos_token_id": "<tts_text_eod>",
-}
+SPEECH_TOKENS: Mapping[str, str] = _TOKENS["speech_tokens"]
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,11 @@ class TransformerShape:
 
     def config(self) -> dict[str, int]:
         return {key: size for key, size in asdict(self).items() if size}
+
+
+def read_sizes(module: str, kind: type[Sizes]) -> dict[str, Sizes]:
+    """The rows of sizes.yaml beside the file of a `module`, by name. A mapping in a row is a TransformerShape."""
+    return {
+        name: kind(**{key: TransformerShape(**size) if isinstance(size, dict) else size for key, size in row.items()})
+        for name, row in read_table(module, "sizes").items()
+    }

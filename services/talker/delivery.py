@@ -16,26 +16,26 @@ SHORTEST_SAMPLE_S, LONGEST_SAMPLE_S = 1, 30
 
 def sampling_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> Sampling:
     """How to sample codec frames. Raises InvalidInput: a value out of range, or for a missing code predictor."""
-    asked = {field.name: value for field, value in start.sampling.ListFields()}
-    for name in asked if family.spec.predictor is None else ():
+    requested = {field.name: value for field, value in start.sampling.ListFields()}
+    for name in requested if family.spec.predictor is None else ():
         if name.startswith("predictor_"):
             raise InvalidInput(f"sampling.{name}", "must be unset: this talker has no code predictor")
-    return resolve(family.spec.defaults, **asked)
+    return resolve(family.spec.defaults, **requested)
 
 
 def speaker_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> str:
     """The voice in the checkpoint's spelling; "": a sample or instructions give it. Raises InvalidInput."""
-    asked, speakers = start.speaker, family.spec.speakers
+    name, speakers = start.speaker, family.spec.speakers
     if start.text.HasField("voice_sample"):
-        require(not asked, "speaker", "must be unset beside text.voice_sample, whose voice it is")
+        require(not name, "speaker", "must be unset beside text.voice_sample, whose voice it is")
         return ""
     if not speakers:
-        require(not asked, "speaker", "must be unset: this talker has no voices of its own")
+        require(not name, "speaker", "must be unset: this talker has no voices of its own")
         require(not family.sample_reader, "text.voice_sample", "is required: this talker has no voices of its own")
         return ""
-    found = match_case(asked, speakers) if asked else speakers[0]
+    found = match_case(name, speakers) if name else speakers[0]
     if found is None:
-        raise InvalidInput("speaker", f"there is no voice '{asked}'; the voices are {', '.join(speakers)}")
+        raise InvalidInput("speaker", f"there is no voice '{name}'; the voices are {', '.join(speakers)}")
     return found
 
 

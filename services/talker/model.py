@@ -132,7 +132,7 @@ def load_talker(model: str, device: torch.device, dtype: torch.dtype | None = No
     """
     checkpoint = Checkpoint(model, (*CONFIG_FILES, *TOKENIZER_FILES))
     config = read_config(checkpoint.folder)
-    module: TalkerModule = family_of(config).part("talker")  # pyright: ignore[reportAssignmentType]
+    module: TalkerModule = family_of(config).part("talker", config)  # pyright: ignore[reportAssignmentType]
     family = module.read_talker(config, checkpoint.folder)
     weights = family.weights
     checkpoint.select(lambda name: weights.parameter_of(name) is not None)

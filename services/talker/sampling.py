@@ -33,12 +33,12 @@ class Sampling(SamplingDefaults):
     seed: int
 
 
-def resolve(defaults: SamplingDefaults, **asked: float | int | None) -> Sampling:
-    """The rules of a request that asks for `asked`, fields of Sampling; None or absent means the default.
+def resolve(defaults: SamplingDefaults, **requested: float | int | None) -> Sampling:
+    """The rules of a request that sets `requested`, fields of Sampling; None or absent means the default.
 
     Raises InvalidInput, which names the field that is out of range.
     """
-    values = {name: value for name, value in asked.items() if value is not None}
+    values = {name: value for name, value in requested.items() if value is not None}
     if "predictor_temperature" not in values and values.get("temperature") == 0:
         values["predictor_temperature"] = 0.0
     values.setdefault("seed", secrets.randbits(63))

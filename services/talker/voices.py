@@ -15,7 +15,7 @@ MOST_KEPT = 64
 
 
 class Voices:
-    """Hears each sample once, one at a time, while it is among the MOST_KEPT that were asked for last."""
+    """Hears each sample once, one at a time, while it is among the MOST_KEPT that were used last."""
 
     def __init__(self, reader: SampleReader) -> None:
         self._reader, self.sample_rate_hz = reader, reader.sample_rate_hz

@@ -1,5 +1,6 @@
 """What vLLM's CPU build needs of a machine. vLLM itself would only warn, and fail later."""
 
+import contextlib
 import ctypes
 import platform
 import re
@@ -8,9 +9,16 @@ from pathlib import Path
 
 from services.common import failures
 
-CPUINFO = Path("/proc/cpuinfo")
 LIBRARY = "libnuma.so.1"
 X86 = ("x86_64", "AMD64")
+
+
+def flags() -> frozenset[str]:
+    """What this CPU can do, in Linux's words; empty where it does not say."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return frozenset(found[1].split())
+    return frozenset()
 
 
 def lacks() -> str | None:
@@ -18,11 +26,8 @@ def lacks() -> str | None:
     if sys.platform != "linux":
         return None
     if platform.machine() in X86:
-        try:
-            found = re.search(r"^flags\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
-        except OSError:
-            found = None
-        if found and not {"avx2", "avx512f"} & set(found[1].split()):
+        found = flags()
+        if found and not {"avx2", "avx512f"} & found:
             return "this CPU has neither AVX2 nor AVX-512, which vLLM needs: take another machine, or one with a GPU"
     try:
         ctypes.CDLL(LIBRARY)

@@ -27,12 +27,12 @@ def vllm_is_for_cpus() -> bool:
 
 
 def visible_devices(
-    asked: str, tensor_parallel_size: int, *, for_cpus: bool, cuda_devices: int, visible: str | None
+    requested: str, tensor_parallel_size: int, *, for_cpus: bool, cuda_devices: int, visible: str | None
 ) -> str | None:
-    """What CUDA_VISIBLE_DEVICES must be for vLLM to run on the device `asked`; None: it may stay as it is.
+    """What CUDA_VISIBLE_DEVICES must be for vLLM to run on the device `requested`; None: it may stay as it is.
 
     Args:
-        asked: auto, cpu, cuda, or cuda:N, the Nth of the visible ones.
+        requested: auto, cpu, cuda, or cuda:N, the Nth of the visible ones.
         for_cpus: whether vLLM is a CPU build.
         cuda_devices: number of visible ones.
         visible: CUDA_VISIBLE_DEVICES as it is.
@@ -40,24 +40,24 @@ def visible_devices(
     Raises:
         ValueError: vLLM cannot run there; names the setting and what to change.
     """
-    kind, colon, number = asked.partition(":")
-    if asked not in ("auto", "cpu", "cuda") and (kind != "cuda" or not number.isdecimal()):
-        raise ValueError(f"device: {asked} is not one of auto, cpu, cuda, cuda:N")
+    kind, colon, number = requested.partition(":")
+    if requested not in ("auto", "cpu", "cuda") and (kind != "cuda" or not number.isdecimal()):
+        raise ValueError(f"device: {requested} is not one of auto, cpu, cuda, cuda:N")
     if for_cpus:
         if kind == "cuda":
-            raise ValueError(f"device: {asked}, but this vLLM is built for CPUs; {INSTALL.format('thinker-cuda')}")
+            raise ValueError(f"device: {requested}, but this vLLM is built for CPUs; {INSTALL.format('thinker-cuda')}")
         return None
     if kind == "cpu":
         raise ValueError(f"device: cpu, but this vLLM is built for CUDA; {INSTALL.format('thinker-cpu')}")
     if colon and tensor_parallel_size > 1:
         raise ValueError(
-            f"device: {asked} is one GPU, but tensor_parallel_size is {tensor_parallel_size}; "
+            f"device: {requested} is one GPU, but tensor_parallel_size is {tensor_parallel_size}; "
             "give cuda, and choose the GPUs by CUDA_VISIBLE_DEVICES"
         )
     needed = int(number) + 1 if colon else tensor_parallel_size
     if needed > cuda_devices:
         raise ValueError(
-            f"device: {asked} with tensor_parallel_size {tensor_parallel_size} needs {needed} CUDA devices, "
+            f"device: {requested} with tensor_parallel_size {tensor_parallel_size} needs {needed} CUDA devices, "
             f"of which {cuda_devices} are visible"
         )
     if not colon:

@@ -43,7 +43,7 @@ class Step:
     Attributes:
         text: new text; what may be the start of a stop string is held back.
         token_ids: new ones, an end-of-sequence token included.
-        logprobs: for each of them, by token id: its own, and those of the alternatives; empty unless asked for.
+        logprobs: for each of them, by token id: its own, and those of the alternatives; empty unless requested.
         finish_reason: "stop" or "length" in the last step, else None.
         cached_tokens: prompt tokens whose KV blocks the prefix cache had.
         scheduled, first_token: when the engine began with the request, and sampled the first token: seconds of
@@ -267,7 +267,7 @@ def _step(output: "RequestOutput") -> Step:
     return Step(
         text=completion.text,
         token_ids=list(completion.token_ids),
-        logprobs=completion.logprobs or (),  # pyright: ignore[reportArgumentType]  flat only where that is asked for
+        logprobs=completion.logprobs or (),  # pyright: ignore[reportArgumentType]  flat only where that is requested
         finish_reason=completion.finish_reason,
         cached_tokens=output.num_cached_tokens or 0,
         scheduled=metrics.scheduled_ts if metrics else 0.0,

@@ -93,14 +93,14 @@ def sampler(accelerator: Accelerator | None) -> Choice:
     """What draws tokens under top_k and top_p."""
     if accelerator is None:
         return Choice("sampler", "native", "FlashInfer is for CUDA")
-    asked = os.environ.get(device.SAMPLER_VARIABLE)
+    requested = os.environ.get(device.SAMPLER_VARIABLE)
     lacks = device.flashinfer_missing()
     if lacks:
-        if asked not in (None, "0"):
-            reason = f"{device.SAMPLER_VARIABLE}={asked}, but FlashInfer has no kernels: {lacks}; unset it"
+        if requested not in (None, "0"):
+            reason = f"{device.SAMPLER_VARIABLE}={requested}, but FlashInfer has no kernels: {lacks}; unset it"
             return Choice("sampler", "FlashInfer", reason, fatal=True)
         return Choice("sampler", "native", f"FlashInfer has no kernels: {lacks}")
-    if asked == "0":
+    if requested == "0":
         return Choice("sampler", "native", f"{device.SAMPLER_VARIABLE}=0")
     return Choice("sampler", "FlashInfer", "its kernels are at hand")
 

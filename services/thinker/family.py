@@ -129,5 +129,5 @@ def load_checkpoint(model: str) -> ThinkerCheckpoint:
     files = Checkpoint(model, _FILES)
     files.fetch(lambda name: True)
     folder, config = files.folder, read_config(files.folder)
-    family: ThinkerFamily = family_of(config).part("thinker")  # pyright: ignore[reportAssignmentType]
+    family: ThinkerFamily = family_of(config).part("thinker", config)  # pyright: ignore[reportAssignmentType]
     return family.checkpoint(folder, config, AutoProcessor.from_pretrained(folder))

@@ -92,7 +92,7 @@ class Generation:
         )
 
     async def answer(self) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
-        """The prompt's log-probabilities, if they are asked for, then a delta for each step."""
+        """The prompt's log-probabilities, if they are requested, then a delta for each step."""
         start, prompt = self.start, self._prompt
         deltas, forwarder = self._writer(), self._forwarder()
         subscription = forwarder.subscription if forwarder else None

@@ -108,7 +108,7 @@ class DeltaWriter:
     """Turns the steps of one request into messages.
 
     Attributes:
-        top_logprobs: alternatives to report for each token; None: no log-probabilities were asked for.
+        top_logprobs: alternatives to report for each token; None: no log-probabilities were requested.
         tool_calls: finds calls in the text; None: there are no tools.
         thought: finds the thought before the answer; None: the model has none.
         token_ids: of the answer so far.
@@ -167,7 +167,7 @@ class DeltaWriter:
 
     def _logprob(self, token_id: int, by_id: "Mapping[int, Logprob]", alternatives: int) -> thinker_pb2.TokenLogprob:
         token_bytes, own = _token_bytes(self.tokenizer, token_id), by_id.get(token_id)
-        # vLLM has the sampled token among the alternatives, even if it is less likely than those asked for
+        # vLLM has the sampled token among the alternatives, even if it is less likely than those requested
         best = heapq.nsmallest(alternatives, by_id, key=lambda token_id: by_id[token_id].rank or 0)
         return thinker_pb2.TokenLogprob(
             token_id=token_id,

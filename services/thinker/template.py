@@ -85,8 +85,8 @@ class ChatTemplate:
             return False
         turns = [_to_template(message) for message in conversation.messages]
         with self._lock:
-            asked, ended = (self._render(turns, conversation, asks) for asks in (True, False))
-        last = asked[len(ended) :] if asked.startswith(ended) else asked
+            prompt, ended = (self._render(turns, conversation, asks) for asks in (True, False))
+        last = prompt[len(ended) :] if prompt.startswith(ended) else prompt
         return last.rfind(markers.opening) > last.rfind(markers.closing)
 
     def _answer(self, index: int, message: Message) -> list[int]:
@@ -121,7 +121,7 @@ class ChatTemplate:
         texts = [first, *rest[1::2]]
         token_ids: list[int] = []
         for i, before in zip(found, texts, strict=False):
-            token_ids += self._tokens(_as_asked(before, opening), not token_ids) + answers[i]
+            token_ids += self._tokens(_as_sampled(before, opening), not token_ids) + answers[i]
         return token_ids + self._tokens(texts[-1], not token_ids)
 
     def _render(self, turns: Sequence[dict[str, Any]], conversation: Conversation, asks: bool) -> str:
@@ -154,7 +154,7 @@ def is_reusable(token_ids: Sequence[int], special_ids: frozenset[int], has_ended
     return special_ids.isdisjoint(token_ids[:-1] if has_ended else token_ids)
 
 
-def _as_asked(before: str, opening: str) -> str:
+def _as_sampled(before: str, opening: str) -> str:
     """The text before an answer, as it was when the answer was sampled.
 
     Templates may begin an earlier answer without the thoughts that were opened, or with empty ones.

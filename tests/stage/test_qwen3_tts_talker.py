@@ -262,7 +262,7 @@ def test_a_checkpoint_that_does_not_run_here_is_refused(tmp_path: Path) -> None:
     for wrong, message in (
         ({"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "tokenizer_type"),
         ({"talker_config": {**config["talker_config"], "use_sliding_window": True}}, "use_sliding_window"),
-        ({"tts_bos_token_id": None, "talker_config": {}}, "lacks"),
+        ({"tts_bos_token_id": None, "talker_config": {}}, r"config\.json: talker_config\.\w+ is missing"),
     ):
         (folder / "config.json").write_text(json.dumps(config | wrong))
         with pytest.raises(ValueError, match=message):

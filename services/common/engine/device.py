@@ -15,37 +15,37 @@ _WARM_UP_RUNS = 2  # before a capture: first calls of libraries allocate, and ch
 log = structlog.get_logger()
 
 
-def engine_device(asked: str) -> torch.device:
+def engine_device(requested: str) -> torch.device:
     """As `device_among` this machine's."""
-    return device_among(torch.cuda.device_count() if torch.cuda.is_available() else 0, asked)
+    return device_among(torch.cuda.device_count() if torch.cuda.is_available() else 0, requested)
 
 
-def device_among(cuda_devices: int, asked: str) -> torch.device:
+def device_among(cuda_devices: int, requested: str) -> torch.device:
     """The device, with its index, that the setting `device` names: "auto" is "cuda" if there is one, else "cpu".
 
     Raises:
         ValueError: there is no such device; names the setting and what there is.
     """
     try:
-        device = torch.device(("cuda" if cuda_devices else "cpu") if asked == "auto" else asked)
+        device = torch.device(("cuda" if cuda_devices else "cpu") if requested == "auto" else requested)
     except RuntimeError:
-        raise ValueError(f"--device {asked}: must be auto, cpu, cuda or cuda:N") from None
+        raise ValueError(f"--device {requested}: must be auto, cpu, cuda or cuda:N") from None
     if device.type != "cuda":
         return device
     index = device.index or 0
     if index >= cuda_devices:
         there = f"there are {cuda_devices} CUDA devices" if cuda_devices else "torch finds no CUDA device here"
-        raise ValueError(f"--device {asked}: {there}; give --device auto or another number")
+        raise ValueError(f"--device {requested}: {there}; give --device auto or another number")
     return torch.device("cuda", index)
 
 
-def prepared_device(asked: str) -> torch.device:
+def prepared_device(requested: str) -> torch.device:
     """As `engine_device`, made current in the calling thread, without cuDNN's attention in this process.
 
     torch prefers cuDNN on Hopper and Blackwell, where each new length of a prompt costs a plan: 25 to 440 ms, while
     everything else in the process waits.
     """
-    device = engine_device(asked)
+    device = engine_device(requested)
     make_current(device)
     torch.backends.cuda.enable_cudnn_sdp(False)
     return device

@@ -96,7 +96,7 @@ def _repository_of(folder: Path) -> str | None:
 class Checkpoint:
     """A checkpoint's config files and the safetensors files that `select` wants.
 
-    From the hub, all files are of one commit, which the hub is asked for once, and each missing file is fetched once.
+    From the hub, all files are of one commit, which is looked up once, and each missing file is fetched once.
     If all are here, the hub need not be reached. A directory of the hub's cache stands for its commit.
 
     Args:

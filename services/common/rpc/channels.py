@@ -40,7 +40,7 @@ _RETIRED_S = 24 * 3600.0  # for running calls to end on a channel of the certifi
 
 
 class Channels:
-    """One channel to each other stage, made when first asked for. For one event loop.
+    """One channel to each other stage, opened at its first use. For one event loop.
 
     Args:
         credentials: this side's, from the next channel on; None: in the clear.

@@ -24,7 +24,7 @@ from services.common.errors import Unavailable
 log = structlog.get_logger()
 
 TAG_BITS = 24  # lower bits of a tag: a message's number within its stream; the upper bits name the stream
-MOST_KEPT = 1024  # messages of a stream that nobody has asked for: as many as a consumer may grant credit for at once
+MOST_KEPT = 1024  # messages of a stream that no receiver waits for: as many as a consumer may grant credit for at once
 
 _HELLO_TAG = 0  # of messages that only open a connection; refused, as it is no stream's
 _CLOSE_NS = 10**9  # the most that closing an endpoint, or all of them, may take
@@ -32,7 +32,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 # UCX reads them as it is loaded; what an operator has set stays.
 _ENVIRONMENT = {
-    # What goes wrong is raised, and logged by who asked.
+    # What goes wrong is raised, and logged by the caller.
     "UCX_LOG_LEVEL": "fatal",
     "UCX_HANDLE_ERRORS": "none",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
@@ -104,7 +104,7 @@ class UcxWorker:
         self._open, self._ended, self._closed = True, False, False
         self._running: list[tuple[Any, Future[Any], Any, Any]] = []  # request, its future and result, memory it uses
         self._peers: dict[bytes, Peer] = {}
-        self._kept: dict[int, dict[int, Any]] = {}  # of each stream: messages that nobody has asked for yet, by tag
+        self._kept: dict[int, dict[int, Any]] = {}  # of each stream: messages that no receiver waits for yet, by tag
         self._wanted: dict[int, _Wanted] = {}  # who waits for the message of a tag
         self._thread = threading.Thread(target=self._drive, name="ucx", daemon=True)
         self._thread.start()
@@ -132,7 +132,7 @@ class UcxWorker:
         return done
 
     def open_tags(self) -> int:
-        """The first of 2^TAG_BITS tags whose messages are kept until they are asked for."""
+        """The first of 2^TAG_BITS tags whose messages are kept until they are received."""
         while (stream := secrets.randbits(64 - TAG_BITS)) in self._kept or not stream:
             pass
         self._kept[stream] = {}
@@ -154,7 +154,7 @@ class UcxWorker:
         self._do(lambda: self._close_stream(first_tag >> TAG_BITS))
 
     def close(self) -> None:
-        """Ends connections and thread. What is under way, and what is asked for later, fails."""
+        """Ends connections and thread. What is under way, and what is requested later, fails."""
         if not self._closed:
             self._closed = True
             self._do(self._end)

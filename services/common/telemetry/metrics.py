@@ -110,11 +110,11 @@ def _application(metrics: WSGIApplication, health: Health, loop: asyncio.Abstrac
         path = environ["PATH_INFO"]
         if path not in ("/health", "/ready"):
             return metrics(environ, start_response)
-        asked = asyncio.run_coroutine_threadsafe(health(path), loop)
+        answer = asyncio.run_coroutine_threadsafe(health(path), loop)
         try:
-            found = asked.result(PATIENCE_S)
+            found = answer.result(PATIENCE_S)
         except TimeoutError:
-            asked.cancel()
+            answer.cancel()
             found = f"the event loop has not answered for {PATIENCE_S:g} s"
         status = "200 OK" if found == "SERVING" else "503 Service Unavailable"
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])

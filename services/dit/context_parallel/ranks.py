@@ -25,27 +25,27 @@ GROUP_TIMEOUT_S = 60.0  # for what ranks do at about the same time, so only an e
 
 def check(settings: DitSettings, folder: Path) -> None:
     """Raises ValueError if the checkpoint in `folder` or this machine does not fit `settings`."""
-    asked, size, degrees = settings.parallelism, settings.parallel_devices, settings.context_parallel
+    flag, size, degrees = settings.parallelism, settings.parallel_devices, settings.context_parallel
     index = json.loads((folder / "model_index.json").read_text())
     for name in DENOISERS:
         if not (folder / name).is_dir():
             continue
         cls = getattr(diffusers, index[name][1], None)
         if getattr(cls, "_cp_plan", None) is None:
-            raise ValueError(f"{asked}: diffusers has no context-parallel plan for {index[name][1]}; leave it out")
+            raise ValueError(f"{flag}: diffusers has no context-parallel plan for {index[name][1]}; leave it out")
         heads = json.loads((folder / name / "config.json").read_text())["num_attention_heads"]
         if heads % degrees.get("ulysses", 1):
-            raise ValueError(f"{asked}: ulysses does not divide the {heads} attention heads of {name}")
+            raise ValueError(f"{flag}: ulysses does not divide the {heads} attention heads of {name}")
     backend = (settings.attention_backend or "native").lower()
     is_ring = degrees.get("ring", 1) > 1
     supported = _AttentionBackendRegistry._supports_context_parallel - (NO_LSE if is_ring else set())
     if backend not in supported:
-        raise ValueError(f"{asked}: attention_backend={backend} cannot do that; one of {sorted(supported)} can")
+        raise ValueError(f"{flag}: attention_backend={backend} cannot do that; one of {sorted(supported)} can")
     on_cpu = settings.device == "cpu" or (settings.device == "auto" and not torch.cuda.is_available())
     if not on_cpu and settings.device not in ("auto", "cuda"):
-        raise ValueError(f"{asked}: device={settings.device} is one device; say cuda, and pick by CUDA_VISIBLE_DEVICES")
+        raise ValueError(f"{flag}: device={settings.device} is one device; say cuda, and pick by CUDA_VISIBLE_DEVICES")
     if not on_cpu and torch.cuda.device_count() < size:
-        raise ValueError(f"{asked}: {size} CUDA devices are needed, and there are {torch.cuda.device_count()}")
+        raise ValueError(f"{flag}: {size} CUDA devices are needed, and there are {torch.cuda.device_count()}")
     choice = devices(settings, Accelerator.of(engine_device(settings.device)))
     if choice.fatal:
         raise ValueError(choice.reason)
@@ -85,7 +85,7 @@ def join(settings: DitSettings, rank: int, store: Path, denoisers: list[Any]) ->
     config.setup(rank, settings.parallel_devices, device, mesh=mesh)
     for denoiser in denoisers:
         # diffusers' own would make a mesh for each model, and divides by the number of accelerators
-        denoiser._resolve_parallel_config = lambda asked, denoiser=denoiser: _use(denoiser, asked)
+        denoiser._resolve_parallel_config = lambda config, denoiser=denoiser: _use(denoiser, config)
         denoiser.enable_parallelism(config=config)
 
 

@@ -34,9 +34,7 @@ def parameter_of(tensor: str) -> str | None:
 
 
 def new_decoder(config: dict[str, Any]) -> "Token2Wav":
-    part: dict[str, Any] | None = config.get("token2wav_config")
-    if part is None or not config.get("enable_audio_output", True):
-        raise ValueError(f"the checkpoint has no token2wav (model type {config.get('model_type')})")
+    part: dict[str, Any] = config["token2wav_config"]
     name = "token2wav_config.dit_config"
     stated: dict[str, Any] = part.get("dit_config") or {}
     speaker = SpeakerEncoder({**SPEAKER_DEFAULTS, **stated}, name)

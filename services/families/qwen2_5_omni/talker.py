@@ -8,7 +8,6 @@ from services.families.qwen2_5_omni.talker_prompt import AnswerInput, PromptSpec
 from services.families.qwen2_5_omni.token2wav.sizes import DitSizes
 from services.families.qwen2_5_omni.voices import FILE, read_voices
 from services.families.talker_config import rope_of, transformer_spec
-from services.registry import has_speech
 from services.talker import family
 
 WEIGHTS = family.WeightNames(
@@ -26,13 +25,8 @@ SAMPLING = family.SamplingDefaults(temperature=0.9, top_k=40, top_p=0.8, repetit
 
 def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
     """See `services.talker.family.TalkerModule`. Also reads spk_dict.pt."""
-    if not has_speech(config):
-        raise ValueError(f"the checkpoint in {folder} has no talker (model type {config.get('model_type')})")
     voice_ids = {name: voice.bos_token_id for name, voice in read_voices(folder).items()}
-    try:
-        spec, prompt = _talker_spec(config, tuple(voice_ids)), PromptSpec(config, voice_ids)
-    except KeyError as error:
-        raise ValueError(f"config.json lacks {error.args[0]} of talker, thinker or token2wav") from None
+    spec, prompt = _talker_spec(config, tuple(voice_ids)), PromptSpec(config, voice_ids)
     for name, token_id in voice_ids.items():
         if token_id >= spec.text_vocab:
             raise ValueError(f"{FILE}: {name}.bos_token {token_id} must be below {spec.text_vocab}, the ids of text")

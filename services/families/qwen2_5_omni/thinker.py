@@ -19,19 +19,16 @@ SYSTEM_PROMPT = (
 
 def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> ThinkerCheckpoint:
     """See `services.thinker.family.ThinkerFamily`. The talker reads the states after the last norm."""
-    try:
-        thinker = config["thinker_config"]
-        text = thinker["text_config"]
-        return ThinkerCheckpoint(
-            folder=folder,
-            dtype=weights_dtype(config, thinker, text),
-            vocab_size=text["vocab_size"],
-            hidden_size=text["hidden_size"],
-            accept_hidden_layer=text["num_hidden_layers"] if has_speech(config) else None,
-            placeholders={kind: thinker[f"{kind}_token_index"] for kind in ("image", "audio", "video")},
-            tool_calls=None,
-            processor=processor,
-            system_prompt=SYSTEM_PROMPT,
-        )
-    except KeyError as error:
-        raise ValueError(f"config.json lacks {error.args[0]} of the thinker") from None
+    thinker = config["thinker_config"]
+    text = thinker["text_config"]
+    return ThinkerCheckpoint(
+        folder=folder,
+        dtype=weights_dtype(config, thinker, text),
+        vocab_size=text["vocab_size"],
+        hidden_size=text["hidden_size"],
+        accept_hidden_layer=text["num_hidden_layers"] if has_speech(config) else None,
+        placeholders={kind: thinker[f"{kind}_token_index"] for kind in ("image", "audio", "video")},
+        tool_calls=None,
+        processor=processor,
+        system_prompt=SYSTEM_PROMPT,
+    )

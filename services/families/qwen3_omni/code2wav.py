@@ -11,7 +11,6 @@ from torch import nn
 from services.code2wav.causal import Carry
 from services.code2wav.family import DecoderSpec
 from services.code2wav.wave import WaveDecoder, WaveSizes, read_sizes
-from services.registry import has_speech
 
 # Codec frames a second (arXiv:2509.17765). The published config.json has neither this nor a sample rate.
 FRAMES_PER_SECOND = 12.5
@@ -23,9 +22,7 @@ def parameter_of(tensor: str) -> str | None:
 
 
 def new_decoder(config: dict[str, Any]) -> "Qwen3OmniDecoder":
-    part = config.get("code2wav_config")
-    if part is None or not has_speech(config):
-        raise ValueError(f"the checkpoint has no code2wav (model type {config.get('model_type')})")
+    part = config["code2wav_config"]
     stated_hz = part.get("output_sample_rate") or part.get("sampling_rate")
     return Qwen3OmniDecoder(read_sizes(part, "code2wav_config"), stated_hz)
 

@@ -9,7 +9,6 @@ from transformers import Qwen3OmniMoeConfig
 from services.families.qwen3_omni.talker_prompt import AnswerInput, PromptSpec
 from services.families.qwen3_omni.talker_text import TextTurn
 from services.families.talker_config import generation_values, rope_of, transformer_spec
-from services.registry import has_speech
 from services.talker import family
 from services.talker.text import TextTokenizer
 
@@ -31,8 +30,6 @@ WEIGHTS = family.WeightNames(
 
 def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
     """See `services.talker.family.TalkerModule`. Also reads generation_config.json if there is one."""
-    if not has_speech(config):
-        raise ValueError(f"the checkpoint in {folder} has no talker (model type {config.get('model_type')})")
     whole: Any = Qwen3OmniMoeConfig(**config)
     if not whole.talker_config.speaker_id:
         raise ValueError("talker_config.speaker_id names no voice")

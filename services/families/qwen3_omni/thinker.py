@@ -50,23 +50,20 @@ class Qwen3OmniThinker(ThinkerCheckpoint):
 
 
 def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> Qwen3OmniThinker:
-    try:
-        thinker = config["thinker_config"]
-        text = thinker["text_config"]
-        return Qwen3OmniThinker(
-            folder=folder,
-            dtype=weights_dtype(config, thinker, text),
-            vocab_size=text["vocab_size"],
-            hidden_size=text["hidden_size"],
-            accept_hidden_layer=_accept_hidden_layer(config),
-            placeholders={kind: thinker[f"{kind}_token_id"] for kind in ("image", "audio", "video")},
-            tool_calls=ToolCallMarkers("<tool_call>", "</tool_call>"),
-            reasoning=None if has_speech(config) else _reasoning(processor),
-            processor=processor,
-            audio_chunk_frames=2 * thinker["audio_config"]["n_window"],
-        )
-    except KeyError as error:
-        raise ValueError(f"config.json lacks {error.args[0]} of the thinker") from None
+    thinker = config["thinker_config"]
+    text = thinker["text_config"]
+    return Qwen3OmniThinker(
+        folder=folder,
+        dtype=weights_dtype(config, thinker, text),
+        vocab_size=text["vocab_size"],
+        hidden_size=text["hidden_size"],
+        accept_hidden_layer=_accept_hidden_layer(config),
+        placeholders={kind: thinker[f"{kind}_token_id"] for kind in ("image", "audio", "video")},
+        tool_calls=ToolCallMarkers("<tool_call>", "</tool_call>"),
+        reasoning=None if has_speech(config) else _reasoning(processor),
+        processor=processor,
+        audio_chunk_frames=2 * thinker["audio_config"]["n_window"],
+    )
 
 
 def _accept_hidden_layer(config: dict[str, Any]) -> int | None:

@@ -31,10 +31,7 @@ def read_talker(config: dict[str, Any], folder: Path) -> family.TalkerFamily:
     """See `services.talker.family.TalkerModule`. Also reads generation_config.json, if any."""
     if config.get("tokenizer_type", CODEC) != CODEC:
         raise ValueError(f"tokenizer_type {config['tokenizer_type']!r} is not supported, only {CODEC}")
-    try:
-        spec, prompt = _talker_spec(config, _sampling_defaults(folder)), PromptSpec(config)
-    except KeyError as error:
-        raise ValueError(f"config.json lacks {error.args[0]}") from None
+    spec, prompt = _talker_spec(config, _sampling_defaults(folder)), PromptSpec(config)
     kind, size = config.get("tts_model_type"), config.get("tts_model_size")
     return family.TalkerFamily(
         spec,

@@ -27,27 +27,24 @@ class PromptSpec:
         self.tts_bos_id: int = config["tts_bos_token_id"]
         self.tts_eos_id: int = config["tts_eos_token_id"]
         self.tts_pad_id: int = config["tts_pad_token_id"]
-        self.codec_think_id: int = talker["codec_think_id"]
-        self.codec_nothink_id: int = talker["codec_nothink_id"]
-        self.codec_think_bos_id: int = talker["codec_think_bos_id"]
-        self.codec_think_eos_id: int = talker["codec_think_eos_id"]
         self.codec_pad_id: int = talker["codec_pad_id"]
         self.codec_bos_id: int = talker["codec_bos_id"]
-        self.language_ids: Mapping[str, int] = talker.get("codec_language_id") or {}
+        language_ids: Mapping[str, int] = talker.get("codec_language_id") or {}
+        think_id, bos_id, eos_id = talker["codec_think_id"], talker["codec_think_bos_id"], talker["codec_think_eos_id"]
+        self._codes_of = {language: [think_id, bos_id, code, eos_id] for language, code in language_ids.items()}
+        self._codes_of_none = [talker["codec_nothink_id"], bos_id, eos_id]
         self.speaker_ids: Mapping[str, int] = talker.get("spk_id") or {}
         dialects: Mapping[str, Any] = talker.get("spk_is_dialect") or {}
         self.dialect_of = {speaker: dialect for speaker, dialect in dialects.items() if dialect}
-        self.languages = tuple(name for name in self.language_ids if "dialect" not in name)
+        self.languages = tuple(name for name in language_ids if "dialect" not in name)
         self.whole_text_first = config.get("tts_model_type") != "base"
 
     def language_codes(self, delivery: Delivery) -> list[int]:
         """Codes of the language, or of none. A voice with a dialect speaks it for Chinese."""
-        language: str | None = delivery.language or None
-        if language in (None, "chinese"):
+        language = delivery.language
+        if language in ("", "chinese"):
             language = self.dialect_of.get(delivery.speaker, language)
-        if language is None:
-            return [self.codec_nothink_id, self.codec_think_bos_id, self.codec_think_eos_id]
-        return [self.codec_think_id, self.codec_think_bos_id, self.language_ids[language], self.codec_think_eos_id]
+        return [*(self._codes_of[language] if language else self._codes_of_none)]
 
 
 class SpokenText(GrowingText):

@@ -49,7 +49,7 @@ def kv_share(available_bytes: int, kv_bytes_per_slot: int, row_bytes_per_slot: i
 def leave_room(vllm_config: VllmConfig, specs: list[dict[str, "KVCacheSpec"]], available_bytes: list[int]) -> list[int]:
     """Memory of each rank for its KV cache. Rank 0 keeps the rows, and so has less."""
     settings = settings_of(vllm_config)
-    if settings is None or vllm_config.cache_config.kv_cache_memory_bytes is not None:  # an exact size was asked for
+    if settings is None or vllm_config.cache_config.kv_cache_memory_bytes is not None:  # an exact size was requested
         return available_bytes
     rows = row_bytes(settings.kinds, vllm_config.model_config.dtype)
     first, *others = available_bytes

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.families.tiny_sizes import TransformerShape
+from services.families.tiny_sizes import TransformerShape, read_sizes
 
 
 @dataclass(frozen=True)
@@ -22,23 +22,7 @@ class Qwen25OmniSizes:
     codebook: int
 
 
-# "tiny" and "small" share no dimension, so that a test with both finds hard-coded ones.
-SIZES = {
-    "tiny": Qwen25OmniSizes(
-        merges=256,
-        thinker=TransformerShape(128, 6, 4, 2, 0, 256),
-        encoder_width=64,
-        talker=TransformerShape(48, 3, 4, 2, 32, 96),
-        codebook=160,
-    ),
-    "small": Qwen25OmniSizes(
-        merges=384,
-        thinker=TransformerShape(192, 4, 3, 1, 0, 160),
-        encoder_width=96,
-        talker=TransformerShape(80, 4, 6, 3, 16, 112),
-        codebook=224,
-    ),
-}
+SIZES = read_sizes(__file__, Qwen25OmniSizes)
 
 
 def write_checkpoint(out: Path, size: str) -> None:

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from services.families import tiny_parts
-from services.families.qwen2_5_omni.tiny.processor import PATCH, SPECIAL_TOKENS
+from services.families.qwen2_5_omni.tiny.processor import PATCH, SPECIAL_TOKENS, TOKENS
 from services.families.qwen2_5_omni.tiny.token2wav import randomize, token2wav_config, voices
 
 if TYPE_CHECKING:
@@ -15,27 +15,9 @@ if TYPE_CHECKING:
 
 CONTEXT_TOKENS = 16_384
 VISION = {"patch_size": PATCH, "fullatt_block_indexes": [1, 3], "tokens_per_second": 25}
-# Text ids after the tokenizer's: offsets from its length.
-SPEECH_IDS = {"tts_text_pad_token_id": 0, "tts_text_start_token_id": 1, "tts_text_end_token_id": 2}
 VOICE_IDS = {"Chelsie": 5, "Ethan": 3}
 SPEECH_ID_COUNT = 8
-# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. These are used offsets.
-CODEC_SPECIAL_IDS = 256
-CODEC_IDS = {
-    "tts_codec_pad_token_id": 100,
-    "tts_codec_start_token_id": 101,
-    "tts_codec_end_token_id": 102,
-    "tts_codec_mask_token_id": 104,
-}
-TOKEN_KEYS = {
-    "audio_token_index": "<|AUDIO|>",
-    "image_token_index": "<|IMAGE|>",
-    "video_token_index": "<|VIDEO|>",
-    "audio_start_token_id": "<|audio_bos|>",
-    "audio_end_token_id": "<|audio_eos|>",
-    "vision_start_token_id": "<|vision_bos|>",
-    "vision_end_token_id": "<|vision_eos|>",
-}
+CODEC_SPECIAL_IDS = 256  # of the talker's vocabulary, after the codebook
 
 
 def write_model(out: Path, sizes: "Qwen25OmniSizes", tokenizer: transformers.PreTrainedTokenizerBase) -> None:
@@ -55,7 +37,7 @@ def write_model(out: Path, sizes: "Qwen25OmniSizes", tokenizer: transformers.Pre
 def _model_config(
     sizes: "Qwen25OmniSizes", token2wav: dict[str, Any], tokenizer: transformers.PreTrainedTokenizerBase
 ) -> transformers.Qwen2_5OmniConfig:
-    media = tiny_parts.token_ids(tokenizer, TOKEN_KEYS) | {"position_id_per_seconds": 25, "seconds_per_chunk": 2}
+    media = tiny_parts.token_ids(tokenizer, TOKENS["media"]) | {"position_id_per_seconds": 25, "seconds_per_chunk": 2}
     hidden = sizes.thinker.hidden_size
     head_dim = hidden // sizes.thinker.num_attention_heads
     text = {
@@ -69,8 +51,8 @@ def _model_config(
         "embedding_size": hidden,
         **sizes.talker.config(),
         **_positions(sizes.talker.head_dim),
-        **{key: len(tokenizer) + offset for key, offset in SPEECH_IDS.items()},
-        **{key: sizes.codebook + offset for key, offset in CODEC_IDS.items()},
+        **{key: len(tokenizer) + offset for key, offset in TOKENS["speech"].items()},
+        **{key: sizes.codebook + offset for key, offset in TOKENS["codec"].items()},
     }
     ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos")}
     return transformers.Qwen2_5OmniConfig(

@@ -9,7 +9,14 @@ import transformers
 
 from services.families import tiny_parts
 from services.families.qwen3_omni.tiny.processor import NAMED_TOKENS, SPECIAL_TOKENS
-from services.families.tiny_sizes import CODEC_IDS, CODEC_SPECIAL_IDS, CODEC_VOICE, SPEECH_TOKENS, TransformerShape
+from services.families.tiny_sizes import (
+    CODEC_IDS,
+    CODEC_SPECIAL_IDS,
+    CODEC_VOICE,
+    SPEECH_TOKENS,
+    TransformerShape,
+    read_table,
+)
 
 if TYPE_CHECKING:
     from services.families.qwen3_omni.tiny import Qwen3OmniSizes
@@ -19,7 +26,7 @@ CONTEXT_TOKENS = 16_384
 
 # Config keys of special ids, with their tokens. The processor's bos and eos of media are start and end here.
 MEDIA_IDS = {f"{name.replace('bos', 'start').replace('eos', 'end')}_id": token for name, token in NAMED_TOKENS.items()}
-MODEL_IDS = SPEECH_TOKENS | {"system_token_id": "system", "user_token_id": "user"}
+MODEL_IDS = {**SPEECH_TOKENS, "system_token_id": "system", "user_token_id": "user"}
 
 THOUGHT_END_SCALE = 2  # gives thoughts of some dozens of tokens
 
@@ -84,17 +91,9 @@ def model_config(
 
 def generation_config(tokenizer: transformers.PreTrainedTokenizerBase) -> transformers.GenerationConfig:
     return transformers.GenerationConfig(
-        do_sample=True,
-        temperature=0.9,
-        top_k=50,
+        **read_table(__file__, "published")["generation"],
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        talker_max_new_tokens=4096,
-        talker_do_sample=True,
-        talker_temperature=0.9,
-        talker_top_k=50,
-        talker_top_p=1.0,
-        talker_repetition_penalty=1.05,
     )
 
 

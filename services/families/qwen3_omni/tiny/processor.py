@@ -9,43 +9,17 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from services.families import tiny_parts
+from services.families.tiny_sizes import read_table
 
 ROLES = ("system", "user", "assistant")  # single tokens, which the talker's prompt needs
-# fmt: off
-SPECIAL_TOKENS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
-    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>",
-    "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>",
-    "<think>", "</think>", "<|audio_start|>", "<|audio_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>",
-    "<tts_text_bos_single>", "<|audio_pad|>",
-)
-# fmt: on
-# Single tokens that the detokenizer treats as plain text.
-PLAIN_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-NAMED_TOKENS = {
-    "image_token": "<|image_pad|>",
-    "audio_token": "<|audio_pad|>",
-    "video_token": "<|video_pad|>",
-    "vision_bos_token": "<|vision_start|>",
-    "vision_eos_token": "<|vision_end|>",
-    "audio_bos_token": "<|audio_start|>",
-    "audio_eos_token": "<|audio_end|>",
-}
+_TOKENS = read_table(__file__, "tokens")
+SPECIAL_TOKENS: Sequence[str] = _TOKENS["special"]
+PLAIN_TOKENS: Sequence[str] = _TOKENS["plain"]
+NAMED_TOKENS: Mapping[str, str] = _TOKENS["named"]
+CORPUS: str = f"\n{_TOKENS['corpus']}"
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 PATCH = dict[str, Any](patch_size=16, merge_size=2, temporal_patch_size=2, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 PIXELS = {"shortest_edge": 3_136, "longest_edge": 12_845_056}
-
-CORPUS = """
-The sea is quiet in the morning and loud at night. A small boat moves along the shore, and the people in it sing.
-What do you see in this picture? There is a house with a red door, a tree beside it, and two children who play.
-Tell me about the train that leaves at seven. It goes over the bridge, through the long valley, and stops at the lake.
-When the wind comes from the north the birds fly low. Nobody knows where they sleep, but every spring they return.
-How does a clock work? A wheel turns another wheel, and that one turns the hands, slowly, one step after another.
-She asked for bread, milk and a little salt; he brought her an apple, some cheese and three stories about his travels.
-We listen before we speak. We speak so that others may listen. Between the two there is a short and friendly silence.
-My friend plays the violin on Sundays. The neighbours open their windows, and the whole street becomes a concert hall.
-"""
 
 
 def make_tokenizer(

@@ -3,12 +3,21 @@
 As published, the larger layout's code predictor is narrower than its talker.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.families.tiny_sizes import CODEC_IDS, CODEC_SPECIAL_IDS, CODEC_VOICE, SPEECH_TOKENS, TransformerShape
+from services.families.tiny_sizes import (
+    CODEC_IDS,
+    CODEC_SPECIAL_IDS,
+    CODEC_VOICE,
+    SPEECH_TOKENS,
+    TransformerShape,
+    read_sizes,
+    read_table,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -24,34 +33,13 @@ class Qwen3TtsSizes:
     talker: TransformerShape
     predictor: TransformerShape
     codebook: int
-    voices: tuple[str, ...]
-    languages: tuple[str, ...]
+    voices: Sequence[str]
+    languages: Sequence[str]
 
 
 CODE_GROUPS = 16
-CONTEXT_POSITIONS = 8192
-SIZES = {
-    "tiny": Qwen3TtsSizes(
-        layout="1b7",
-        merges=256,
-        text_hidden=96,
-        talker=TransformerShape(64, 4, 4, 2, 32, 128),
-        predictor=TransformerShape(48, 2, 2, 1, 32, 80),
-        codebook=256,
-        voices=("vivian", "ryan", "dylan"),
-        languages=("chinese", "english", "german"),
-    ),
-    "small": Qwen3TtsSizes(
-        layout="0b6",
-        merges=384,
-        text_hidden=112,
-        talker=TransformerShape(80, 5, 6, 3, 16, 96),
-        predictor=TransformerShape(80, 3, 4, 2, 24, 112),
-        codebook=160,
-        voices=("ada", "eric"),
-        languages=("chinese", "french"),
-    ),
-}
+SIZES = read_sizes(__file__, Qwen3TtsSizes)
+_PUBLISHED = read_table(__file__, "published")
 # The last voice of each speaks a dialect.
 DIALECT = "beijing_dialect"
 CODEC_THINK, CODEC_LANGUAGE = 106, 2  # further offsets, the second of the first language
@@ -79,7 +67,7 @@ def write_checkpoint(out: Path, size: str, kind: str) -> None:
     if kind == "base":
         config["speaker_encoder_config"], tensors = speaker_encoder(size, sizes.talker.hidden_size)
     write_json(out / "config.json", config)
-    write_json(out / "generation_config.json", _GENERATION)
+    write_json(out / "generation_config.json", _PUBLISHED["generation"])
     tokenizer.save_pretrained(out)
     save_file(talker_tensors(config, out) | tensors, out / "model.safetensors", {"format": "pt"})
     write_codec(out, size)
@@ -90,30 +78,15 @@ ARCHS = {
     "qwen3-tts-voice-design": partial(write_checkpoint, kind="voice_design"),
     "qwen3-tts-base": partial(write_checkpoint, kind="base"),
 }
-_GENERATION = {
-    "do_sample": True,
-    "temperature": 0.9,
-    "top_k": 50,
-    "top_p": 1.0,
-    "repetition_penalty": 1.05,
-    "subtalker_dosample": True,
-    "subtalker_temperature": 0.9,
-    "subtalker_top_k": 50,
-    "subtalker_top_p": 1.0,
-    "max_new_tokens": 2048,
-}
 
 
 def _config(sizes: Qwen3TtsSizes, kind: str, tokenizer: Any) -> dict[str, Any]:
     from services.families.tiny_parts import token_ids
 
     return {
-        "architectures": ["Qwen3TTSForConditionalGeneration"],
-        "model_type": "qwen3_tts",
-        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+        **_PUBLISHED["config"],
         "tts_model_size": sizes.layout,
         "tts_model_type": kind,
-        "transformers_version": "4.57.3",
         "talker_config": _talker_config(sizes, kind, len(tokenizer)),
         **token_ids(tokenizer, SPEECH_TOKENS),
     }
@@ -148,12 +121,6 @@ def _transformer(sizes: TransformerShape) -> dict[str, Any]:
 
     return {
         **sizes.config(),
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "max_position_embeddings": CONTEXT_POSITIONS,
-        "rms_norm_eps": 1e-6,
+        **_PUBLISHED["transformer"],
         "rope_scaling": {"interleaved": True, **rope_scaling(sizes.head_dim)},
-        "rope_theta": 1_000_000,
-        "tie_word_embeddings": False,
-        "use_sliding_window": False,
     }

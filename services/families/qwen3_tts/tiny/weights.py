@@ -7,52 +7,21 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-from services.families.qwen3_tts.code2wav import FOLDER, MODEL_TYPE, Qwen3TtsDecoder, new_decoder
+from services.families.qwen3_tts.code2wav import FOLDER, Qwen3TtsDecoder, new_decoder
 from services.families.qwen3_tts.talker import WEIGHTS, read_talker
 from services.families.qwen3_tts.voice_sample import SPEAKER_PREFIX, new_codec_encoder, new_speaker_encoder
 from services.families.tiny_parts import CALIBRATION_FRAMES, fill, set_loudness, write_json
-from services.families.tiny_sizes import TransformerShape
+from services.families.tiny_sizes import read_table
 from services.talker.family import TEXT_EMBEDDINGS
 from services.talker.model import empty_model, published_parameters
 
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_FRAME = 1920
 CODE_GROUPS = 16
-ENCODED_GROUPS = 32  # of the encoder; only the first CODE_GROUPS are used
 
-
-# By part of a checkpoint: keys of its config. The sizes share no dimension, so that a test with both finds hard-coded
-# ones.
-SIZES: dict[str, dict[str, dict[str, Any]]] = {
-    "tiny": {
-        "decoder": TransformerShape(64, 2, 4, 4, 16, 128).config()
-        | {"codebook_size": 256, "codebook_dim": 48, "decoder_dim": 96, "latent_dim": 40, "sliding_window": 72},
-        "encoder": TransformerShape(32, 2, 4, 4, 0, 64).config()
-        | {"codebook_size": 256, "codebook_dim": 16, "num_filters": 8},
-        "speaker": {
-            "enc_channels": [32, 32, 32, 32, 96],
-            "enc_kernel_sizes": [5, 3, 3, 3, 1],
-            "enc_dilations": [1, 2, 3, 4, 1],
-            "enc_res2net_scale": 4,
-            "enc_se_channels": 16,
-            "enc_attention_channels": 16,
-        },
-    },
-    "small": {
-        "decoder": TransformerShape(48, 3, 2, 2, 20, 96).config()
-        | {"codebook_size": 128, "codebook_dim": 36, "decoder_dim": 64, "latent_dim": 56, "sliding_window": 20},
-        "encoder": TransformerShape(48, 3, 2, 2, 0, 96).config()
-        | {"codebook_size": 128, "codebook_dim": 12, "num_filters": 6},
-        "speaker": {
-            "enc_channels": [40, 40, 40, 80],
-            "enc_kernel_sizes": [3, 5, 3, 1],
-            "enc_dilations": [1, 1, 2, 1],
-            "enc_res2net_scale": 5,
-            "enc_se_channels": 24,
-            "enc_attention_channels": 24,
-        },
-    },
-}
+_CODEC = read_table(__file__, "codec")
+# By part of a checkpoint: keys of its config.
+SIZES: dict[str, dict[str, dict[str, Any]]] = _CODEC["sizes"]
 
 
 def talker_tensors(config: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
@@ -84,16 +53,8 @@ def write_codec(folder: Path, size: str) -> None:
     out = folder / FOLDER
     out.mkdir(parents=True, exist_ok=True)
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
-    preprocessor = {
-        "feature_extractor_type": "EncodecFeatureExtractor",
-        "feature_size": 1,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "return_attention_mask": True,
-        "sampling_rate": SAMPLE_RATE_HZ,
-    }
     write_json(out / "config.json", config)
-    write_json(out / "preprocessor_config.json", preprocessor)
+    write_json(out / "preprocessor_config.json", _CODEC["preprocessor"])
 
 
 def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -110,30 +71,9 @@ def speaker_encoder(size: str, hidden: int) -> tuple[dict[str, Any], dict[str, t
 
 def codec_config(sizes: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The codec's config.json, with published keys."""
-    decoder = {
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "num_quantizers": CODE_GROUPS,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10_000,
-        "upsample_rates": [8, 5, 4, 3],
-        "upsampling_ratios": [2, 2],
-    }
-    encoder = sizes["encoder"] | {
-        "num_quantizers": ENCODED_GROUPS,
-        "sampling_rate": SAMPLE_RATE_HZ,
-        "upsample_groups": sizes["encoder"]["hidden_size"],
-        "vector_quantization_hidden_dimension": sizes["encoder"]["codebook_dim"],
-    }
-    return {
-        "model_type": MODEL_TYPE,
-        "encoder_valid_num_quantizers": CODE_GROUPS,
-        "input_sample_rate": SAMPLE_RATE_HZ,
-        "output_sample_rate": SAMPLE_RATE_HZ,
-        "encode_downsample_rate": SAMPLES_PER_FRAME,
-        "decode_upsample_rate": SAMPLES_PER_FRAME,
-        "decoder_config": decoder | sizes["decoder"],
-        "encoder_config": encoder,
+    return _CODEC["config"] | {
+        "decoder_config": _CODEC["decoder"] | sizes["decoder"],
+        "encoder_config": _CODEC["encoder"] | sizes["encoder"],
     }
 
 
