@@ -276,7 +276,7 @@ def test_a_stage_that_the_kernel_kills_for_its_memory_is_named() -> None:
     group = MEMORY_GROUPS / f"quartet-test-{os.getpid()}"
     try:
         group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(300 * 2**20))
+        (group / "memory.limit_in_bytes").write_text(str(200 * 2**20))  # importing torch alone takes as much
     except OSError:
         pytest.skip("needs root, and groups of memory (cgroup v1)")
     enter = ["sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh"]
