@@ -270,6 +270,19 @@ def test_what_is_wrong_with_the_files_is_said_at_the_start(tmp_path: Path, spoil
     assert message.format(home=home) in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--tls-cert=tls.crt"], "missing: --tls-key, --tls-ca"),
+        (["--tls-server-name=talker"], "--tls-server-name is of no use without"),
+    ],
+)
+def test_flags_that_lack_others_are_refused(given: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as refused:
+        GatewaySettings.load(["--pipeline=p", *given])
+    assert message in f"{refused.value}{capsys.readouterr().err}"
+
+
 async def test_the_health_command_asks_by_tls(tmp_path: Path, monkeypatch, capsys):
     directory, patient = make(tmp_path, "talker", "gateway"), ["--timeout", "60"]
     async with serving(credentials(directory, "talker").for_server()) as (address, _):

@@ -36,12 +36,15 @@ from services.encoder.__main__ import EncoderServicer
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 from tests.support.clock import until
-from tests.support.families import SYSTEMS
+from tests.support.families import SYSTEMS, small_edits
 from tests.support.stage.dit_engine import Bench, bench
 from tests.support.stage.shm import MIB, arena_directory
 from tests.support.stage.streaming import CHANNELS, CONSUMER, reading
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
+__all__ = ["small_edits"]  # the fixture
+
+pytestmark = pytest.mark.usefixtures("small_edits")
 GUARD_S = 300.0
 TAKES_IMAGE = ("qwen-image-edit", "wan-i2v")
 

@@ -9,10 +9,13 @@ import torch
 from PIL import Image
 
 from quartet.v1 import dit_pb2
-from tests.support.families import IN_PROCESS
+from tests.support.families import IN_PROCESS, small_edits
 from tests.support.stage.dit_engine import Bench, bench, fresh, reference
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
+__all__ = ["small_edits"]  # the fixture
+
+pytestmark = pytest.mark.usefixtures("small_edits")
 TOLERANCE = 1e-4
 PROMPTS = ("a red fox", "a much longer prompt about a blue house by the sea, at night, in the rain", "x")
 EXTRA: dict[str, dict[str, Any]] = {

@@ -32,8 +32,7 @@ def test_the_gateway_needs_no_engine():
     assert done.stdout.strip() == ""
 
 
-def test_without_keys_others_are_not_let_near(tmp_path: Path):
-    assert "--api-keys-file" in refused("--host=0.0.0.0")
+def test_without_its_file_of_keys_it_does_not_start(tmp_path: Path):
     missing = refused("--host=0.0.0.0", f"--api-keys-file={tmp_path}/none.yaml")
     assert f"{tmp_path}/none.yaml:1: cannot be read" in missing
 
@@ -58,15 +57,11 @@ async def test_with_keys_it_listens_for_others(tmp_path: Path):
         process.wait()
 
 
-def test_a_process_does_not_start_with_wrong_files(tmp_path: Path):
+def test_it_does_not_start_with_an_expired_certificate(tmp_path: Path):
     directory = make(tmp_path, "gateway")
     issue(directory, "gateway", -timedelta(minutes=1))
-    for given, message in (
-        (flags(directory, "gateway"), f"--tls-cert: {directory}/gateway/tls.crt expired at"),
-        (flags(directory, "gateway")[:1], "missing: --tls-key, --tls-ca"),
-        (["--tls-server-name=talker"], "--tls-server-name is of no use without"),
-    ):
-        assert message in refused(*given)
+    said = refused(*flags(directory, "gateway"))
+    assert f"--tls-cert: {directory}/gateway/tls.crt expired at" in said
 
 
 async def test_a_killed_gateway_loses_no_video(tmp_path: Path):

@@ -22,8 +22,8 @@ from tests.support.scripted.stages import ScriptedStages, scripted_stages
 from tests.support.systems.gateway import SPEECH
 from tests.support.systems.stack import free_port
 
-WORKERS = 3
-TRIES = 24  # connections: that one process gets them all is a chance of 1 to 3 ** 23
+WORKERS = 2
+TRIES = 24  # connections: that one process gets them all is a chance of 1 to 2 ** 23
 ALICE, BOB = "sk-quartet-alice", "sk-quartet-bob"
 BODY = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]}
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "wav"}}
@@ -129,7 +129,7 @@ async def test_several_processes_are_one_gateway(gateway: Gateway):
         for sample in families["quartet_gateway_requests"].samples
         if sample.labels["path"] == "/v1/chat/completions" and sample.labels["status"] == "200"
     ]
-    assert {sample.labels["worker"] for sample in served} == {"0", "1", "2"}
+    assert {sample.labels["worker"] for sample in served} == {"0", "1"}
     assert sum(sample.value for sample in served) == TRIES + 3
     assert sum(sample.value for sample in families["quartet_gateway_replicas"].samples) == 3
     for trace in await gateway.everywhere("GET", f"/v1/quartet/trace/{first['id']}"):

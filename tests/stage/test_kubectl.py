@@ -1,6 +1,7 @@
 """kubectl renders deploy/k8s as the tests' own renderer does."""
 
 import itertools
+import json
 import re
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support.documents import Command, commands
-from tests.support.k8s.kustomize import WITH_TLS, build, with_components
+from tests.support.k8s.kustomize import LOADER, WITH_TLS, build, with_components
 from tests.support.k8s.objects import ROOT, Object
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -39,11 +40,11 @@ REFUSED = [
 
 def _by_name(objects: list[Object]) -> dict[tuple[str, str], Object]:
     """By kind and name, without the hashes in the names of generated ConfigMaps, which the two compute differently."""
-    text = yaml.safe_dump(objects, default_flow_style=False, width=10_000)
+    text = json.dumps(objects)
     for each in objects:
         if each["kind"] == "ConfigMap":
             text = text.replace(each["metadata"]["name"], each["metadata"]["name"].rsplit("-", 1)[0])
-    return {(each["kind"], each["metadata"]["name"]): each for each in yaml.safe_load(text)}
+    return {(each["kind"], each["metadata"]["name"]): each for each in json.loads(text)}
 
 
 def kustomize(directory: Path) -> subprocess.CompletedProcess[str]:
@@ -54,7 +55,7 @@ def kustomize(directory: Path) -> subprocess.CompletedProcess[str]:
 def rendered_alike(directory: Path) -> bool:
     done = kustomize(directory)
     assert done.returncode == 0, done.stderr
-    return _by_name(build(directory)) == _by_name(list(yaml.safe_load_all(done.stdout)))
+    return _by_name(build(directory)) == _by_name(list(yaml.load_all(done.stdout, LOADER)))
 
 
 @pytest.mark.parametrize("directory", DIRECTORIES)

@@ -396,20 +396,20 @@ async def test_a_start_that_is_interrupted_leaves_no_files(tiny_checkpoint: Path
     assert not list(tmp_path.glob(f"{SCRATCH_PREFIX}*"))
 
 
-async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(tiny_checkpoint: Path) -> None:
-    async with serving(tiny_checkpoint) as client:
-        children = psutil.Process(client.process.pid).children(recursive=True)
-        engine = next(child for child in children if "EngineCore" in child.name() + " ".join(child.cmdline()))
-        os.kill(engine.pid, signal.SIGSTOP)  # so that it does not end the request before
-        running = asyncio.create_task(client.generate(client.start("go")))
-        async with asyncio.timeout(GUARD_S):
-            while not (await client.load()).running:
-                await asyncio.sleep(0.02)
-        os.kill(engine.pid, signal.SIGKILL)
-        async with asyncio.timeout(GUARD_S):  # else never
-            with pytest.raises(StageError) as caught:
-                await running
-        assert isinstance(caught.value, Unavailable)
-        assert await asyncio.to_thread(client.process.wait, GUARD_S) != 0
-        _, alive = psutil.wait_procs(children, timeout=GUARD_S)
-        assert not alive
+async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(client: Client) -> None:
+    """The last test of this module: the process that all share ends."""
+    children = psutil.Process(client.process.pid).children(recursive=True)
+    engine = next(child for child in children if "EngineCore" in child.name() + " ".join(child.cmdline()))
+    os.kill(engine.pid, signal.SIGSTOP)  # so that it does not end the request before
+    running = asyncio.create_task(client.generate(client.start("go")))
+    async with asyncio.timeout(GUARD_S):
+        while not (await client.load()).running:
+            await asyncio.sleep(0.02)
+    os.kill(engine.pid, signal.SIGKILL)
+    async with asyncio.timeout(GUARD_S):  # else never
+        with pytest.raises(StageError) as caught:
+            await running
+    assert isinstance(caught.value, Unavailable)
+    assert await asyncio.to_thread(client.process.wait, GUARD_S) != 0
+    _, alive = psutil.wait_procs(children, timeout=GUARD_S)
+    assert not alive

@@ -12,9 +12,12 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from PIL import Image
 
 from cli.tiny import make_checkpoint
-from tests.support.families import IN_PROCESS
+from tests.support.families import IN_PROCESS, small_edits
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
+__all__ = ["small_edits"]  # the fixture
+
+pytestmark = pytest.mark.usefixtures("small_edits")
 PIPELINES = {
     "sd3": "StableDiffusion3Pipeline",
     "flux": "FluxPipeline",
@@ -50,7 +53,7 @@ def run(family: str, directory: Path) -> Any:
     pipeline: Any = DiffusionPipeline.from_pretrained(directory)
     pipeline.set_progress_bar_config(disable=True)
 
-    @cache  # an edit takes seconds: its pictures are encoded at a million pixels
+    @cache
     def make(seed: int = 0, prompt: str = "a red house by the sea", guidance: float = 4.0) -> np.ndarray:
         arguments: dict[str, Any] = {"prompt": prompt, GUIDANCE.get(family, "guidance_scale"): guidance}
         if family not in WITHOUT_NEGATIVE_PROMPT:

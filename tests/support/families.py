@@ -1,5 +1,7 @@
 """Diffusion families as parameters of tests that start a system or processes for each."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from cli.tiny import FAMILIES
@@ -15,3 +17,14 @@ IN_PROCESS = [pytest.param(family, marks=pytest.mark.long) if family in SLOW els
 """All families, of which the slow ones are left to make test-long."""
 
 SYSTEMS = [family if family == SYSTEM else pytest.param(family, marks=pytest.mark.long) for family in FAMILIES]
+
+
+@pytest.fixture(scope="module")
+def small_edits() -> Iterator[None]:
+    """qwen-image-edit's pictures are encoded at 64 thousand pixels, by all pipelines of this process. At a million,
+    as published, an edit takes seconds: tests/system/test_dit_http.py has that."""
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as edits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(edits, "VAE_IMAGE_SIZE", 256 * 256)
+        yield

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 from PIL import Image
 
-from tests.support.systems.command import on_terminal, quartet, start
+from tests.support.systems.command import in_this_process, on_terminal, quartet, start
 from tests.support.systems.stack import HANG_GUARD_S, Stack, free_port, until, wait_until_ready
 
 pytestmark = pytest.mark.e2e
@@ -93,7 +93,8 @@ def test_image_shows_its_steps_on_a_terminal(painter: Stack, tmp_path: Path):
     until(lambda: painter.in_flight()["dit"] == 0)
 
 
-def test_image_says_what_is_wrong(painter: Stack, tmp_path: Path):
+def test_image_says_what_is_wrong(painter: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     Image.new("L", (8, 8)).save(tmp_path / "mask.png")
     (tmp_path / "broken.png").write_bytes(b"no picture")
     for flags, word in (
@@ -108,8 +109,8 @@ def test_image_says_what_is_wrong(painter: Stack, tmp_path: Path):
         (["--out", "no-such/a.png"], "--out"),
         (["--url", f"http://127.0.0.1:{free_port()}"], "127.0.0.1"),
     ):
-        done = quartet("image", "a ball", "--out", "a.png", "--url", painter.url, *flags, cwd=tmp_path)
-        assert done.returncode > 0, flags
+        done = in_this_process("image", "a ball", "--out", "a.png", "--url", painter.url, *flags)
+        assert done.exit_code > 0, flags
         assert word in done.stderr, flags
         assert "Traceback" not in done.stderr, flags
     assert {file.name for file in tmp_path.iterdir()} == {"mask.png", "broken.png"}

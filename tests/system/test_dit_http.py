@@ -14,7 +14,7 @@ import soundfile
 import torch
 from PIL import Image
 
-from tests.support.families import SYSTEMS
+from tests.support.families import SLOW, SYSTEMS
 from tests.support.stage.dit_engine import fresh
 
 pytestmark = pytest.mark.e2e
@@ -109,11 +109,12 @@ def test_through_http(dit_systems, family: str) -> None:
     url = dit_systems.get(family).url
     pipeline = fresh(dit_systems.checkpoint(family))
     pipeline.set_progress_bar_config(disable=True)
-    answers = [wanted(pipeline, family, *asked) for asked in ASKS]
+    asks = ASKS[:2] if family in SLOW else ASKS
+    answers = [wanted(pipeline, family, *asked) for asked in asks]
     assert np.mean((answers[0] - answers[1]) ** 2) > 1e-4
     compare(family, ask(url, family, *ASKS[0]), answers[0])
-    with ThreadPoolExecutor(len(ASKS)) as pool:
-        together = list(pool.map(lambda asked: ask(url, family, *asked), ASKS))
+    with ThreadPoolExecutor(len(asks)) as pool:
+        together = list(pool.map(lambda asked: ask(url, family, *asked), asks))
     for mine, theirs in zip(together, answers, strict=True):
         compare(family, mine, theirs)
     dit_systems.stop(family)  # nobody asks it after this

@@ -16,7 +16,7 @@ from tests.support.systems.stack import ANSWER_GUARD_S, IDENTITY, Stack, until
 
 pytestmark = pytest.mark.e2e
 
-LONG = 600  # tokens and frames: seconds of work, more than a stage takes to notice a new file
+LONG = 300  # tokens and frames: seconds of work, more than a stage takes to notice a new file
 SPEECH = {
     "messages": [{"role": "user", "content": "Tell me a story."}],
     "modalities": ["text", "audio"],

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import pytest
 from cli import process as processes
 from cli.supervisor import free_ports
 from gateway.pipelines import SHIPPED
+from tests.support.systems.command import in_this_process
 from tests.support.systems.stack import HANG_GUARD_S, until
 
 REPOSITORY = Path(__file__).parents[2]
@@ -313,17 +315,19 @@ outputs: {image: gateway}
     ],
 )
 def test_what_does_not_fit_the_pipeline_is_refused_before_anything_starts(
-    stages: Path, pipeline: str, flags: list[str], told: str
+    tmp_path: Path, pipeline: str, flags: list[str], told: str
 ) -> None:
     file = SHIPPED / pipeline
     if "\n" in pipeline:
-        file = stages / "given.yaml"
+        file = tmp_path / "given.yaml"
         file.write_text(pipeline)
-    refused = Run(stages, "any/model", "--pipeline", str(file), *flags)
-    assert refused.process.wait(HANG_GUARD_S) == 1
-    assert re.search(told, refused.errors())
-    assert "starting" not in refused.errors()
-    assert not refused.run_directory.exists()
+    run_directory = tmp_path / "run"
+    where = ["--port", str(free_ports(1)[0]), "--run-dir", str(run_directory), "--pipeline", str(file)]
+    refused = in_this_process("up", "--model", "any/model", *where, *flags)
+    assert refused.exit_code == 1
+    assert re.search(told, refused.stderr)
+    assert "starting" not in refused.stderr
+    assert not run_directory.exists()
 
 
 @pytest.mark.parametrize(
@@ -336,15 +340,19 @@ def test_what_does_not_fit_the_pipeline_is_refused_before_anything_starts(
         (["--model", "a/b", "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"], r"--tls-cert.*"),
     ],
 )
-def test_a_first_mistake_is_one_line_before_anything_starts(stages: Path, flags: list[str], told: str) -> None:
-    (stages / "other").mkdir()
-    (stages / "other" / "config.json").write_text('{"model_type": "bert"}')
-    command = [*QUARTET, "up", *flags]
-    refused = subprocess.run(command, cwd=stages, env=environment(stages), capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
+def test_a_first_mistake_is_one_line_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], told: str
+) -> None:
+    for folder in ("other", "temporary"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "bert"}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    refused = in_this_process("up", *flags)
+    assert refused.exit_code == 2
     [line] = refused.stderr.splitlines()
     assert re.fullmatch(f"error: {told}", line)
-    assert not any((stages / "temporary").iterdir())
+    assert not any((tmp_path / "temporary").iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -17,7 +17,7 @@ import yaml
 
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[3]
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 FILE_NAMES = ("kustomization.yaml", "Kustomization")
 KNOWN = {"apiVersion", "kind", "namespace", "resources", "components", "images", "configMapGenerator", "patches"}
 CLUSTER_WIDE = ("Namespace",)
@@ -88,7 +88,7 @@ def _documents(path: Path) -> list[Object]:
 
 @cache
 def _parsed(text: str) -> list[str]:
-    return [json.dumps(each) for each in yaml.load_all(text, _LOADER) if each]
+    return [json.dumps(each) for each in yaml.load_all(text, LOADER) if each]
 
 
 def _generate(directory: Path, generator: Object, objects: list[Object]) -> None:

@@ -19,7 +19,7 @@ from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
 from services.dit.output import Done, Event, Failed, Output, Progress
 
-TIMEOUT_S = 500.0  # a guard: a compilation takes a minute of two free cores
+TIMEOUT_S = 500.0  # a guard against hanging: a compilation takes minutes on a busy machine
 
 
 @dataclass

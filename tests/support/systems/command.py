@@ -7,8 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from click.testing import Result
+from typer.testing import CliRunner
+
+from cli.main import app
 from tests.support.systems.stack import HANG_GUARD_S
 
 
@@ -19,6 +24,16 @@ def quartet(
     return subprocess.run(
         _command(arguments), cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False, input=stdin
     )
+
+
+def in_this_process(*arguments: str) -> Result:
+    """Runs it here, in the working directory: a process of its own takes most of a second to load what it imports. For
+    commands that fail, so that many ways to fail can be shown. In a thread, as it sets an event loop.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(CliRunner().invoke, app, arguments).result()
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
 
 
 def start(*arguments: str, cwd: Path, stdout: int | None = None) -> subprocess.Popen[str]:
