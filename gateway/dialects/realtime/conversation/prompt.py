@@ -74,8 +74,8 @@ class Prompt:
         """
         start = thinker_pb2.GenerateStart(sampling=self._sampling(gateway), lora=self.session.lora)
         thinker = gateway.pipeline.info("thinker")
-        if self.session.instructions:
-            start.messages.add(role="system").content.add(text=self.session.instructions)
+        if instructions := self.session.response_config.instructions:
+            start.messages.add(role="system").content.add(text=instructions)
         sees_images = thinker is not None and "image" in thinker.input_modalities
         late = attach([media for turn in _turns(self.items) for media in _fill(start, *turn, sees_images)])
         self._fill_tools(start, tool, is_first)

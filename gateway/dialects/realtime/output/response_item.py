@@ -52,8 +52,9 @@ class OutputMessage(ResponseItem):
 
     def __init__(self, response_id: str, index: int, session: Session, rate_hz: int | None) -> None:
         super().__init__(response_id, index, message("assistant", [], "in_progress"))
-        self._audio = None if rate_hz is None else OutputAudioStream(session.output_format, rate_hz, session.speed)
-        self._playback = PlaybackClock(self.item, session.output_format)
+        output = session.response_config.audio.output
+        self._audio = None if rate_hz is None else OutputAudioStream(output.format.type, rate_hz, output.speed)
+        self._playback = PlaybackClock(self.item, output.format.type)
         self._text = ""
 
     @property
