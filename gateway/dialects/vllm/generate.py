@@ -109,7 +109,7 @@ class AbortRegistry:
 )
 async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues token ids with token ids."""
-    request = await read_json(http, GenerateRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, GenerateRequest)
     request.check(gateway)
     prompt, media = await _prompt(gateway, request)
     return await respond(http, Generation(gateway, request, http, prompt, media), request.stream)
@@ -118,8 +118,7 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
 @router.post("/inference/v1/abort_requests", openapi_extra=page(AbortRequest, "{}"))
 async def abort_requests(http: Request) -> dict[str, Any]:
     """Cancels running requests of the same API key."""
-    gateway: Gateway = http.app.state.gateway
-    request = await read_json(http, AbortRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, AbortRequest)
     for request_id in request.request_ids:
         http.app.state.generations.abort(owner_of(http), request_id)
     return {}

@@ -78,12 +78,13 @@ class EventGate:
     def __init__(self, outbox: Outbox, conversation: Conversation | None, speculative: bool) -> None:
         self._outbox, self._conversation = outbox, conversation
         self._pending = deque[ServerEvent]()
-        self._held: deque[ServerEvent] | None = deque() if speculative else None
-        self._released = asyncio.Event()
+        self._open = asyncio.Event()
+        if not speculative:
+            self._open.set()
 
     @property
     def is_closed(self) -> bool:
-        return self._held is not None
+        return not self._open.is_set()
 
     def add(self, events: Iterable[ServerEvent]) -> None:
         self._pending.extend(events)
@@ -92,28 +93,20 @@ class EventGate:
         self._pending = deque(event for event in self._pending if not isinstance(event, SoundDelta))
 
     async def send(self, *events: ServerEvent) -> None:
-        """Sends pending events, then `events`. A cancellation leaves the rest to the next call."""
+        """Sends pending events, then `events`, or keeps them while it is closed. A cancellation leaves the rest to the
+        next call."""
         self._pending.extend(events)
-        while self._pending:
-            if self._held is None:
-                await self._outbox.room()
-                self._put(self._pending.popleft())
-            elif len(self._held) < _MAX_HELD:
-                self._held.append(self._pending.popleft())
-            else:
-                await self._released.wait()
+        if len(self._pending) > _MAX_HELD:
+            await self._open.wait()
+        while self._pending and self._open.is_set():
+            await self._outbox.room()
+            if self._pending:  # or `release` has sent the last one meanwhile
+                self._outbox.put(self._pending.popleft().apply(self._conversation))
 
     async def released(self) -> None:
-        if self._held is not None:
-            await self._released.wait()
+        await self._open.wait()
 
     async def release(self) -> None:
-        """Sends the held events and opens the gate."""
-        while self._held:
-            await self._outbox.room()
-            self._put(self._held.popleft())
-        self._held = None
-        self._released.set()
-
-    def _put(self, event: ServerEvent) -> None:
-        self._outbox.put(event.apply(self._conversation))
+        """Opens the gate and sends what it held."""
+        self._open.set()
+        await self.send()
