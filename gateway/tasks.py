@@ -1,7 +1,8 @@
-"""Tasks that end together."""
+"""Ends of work: of several tasks together, of the first one, and by a limit of time."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -12,6 +13,18 @@ async def cancel(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
+
+
+@asynccontextmanager
+async def limited(limit_s: float, error: Exception) -> AsyncIterator[None]:
+    """Raises `error` if the context lasts longer."""
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise error from None
 
 
 async def first(*works: Awaitable[Result]) -> Result:

@@ -19,6 +19,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
+class Lenient(BaseModel):
+    """Ignores unknown members: those of newer clients and of other servers, which clients send back."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
 def ignoring(base: type[Model], *members: str) -> type[Model]:
     """`base` with members that are accepted, whatever they say."""
     fields: dict[str, Any] = dict.fromkeys(members, (Any, None))

@@ -1,6 +1,5 @@
 """Admission of requests, their owners, and streamed responses."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import ExitStack, aclosing, nullcontext
@@ -14,7 +13,7 @@ from gateway import metrics
 from gateway.access.api_keys import ApiKey
 from gateway.errors import ApiError, from_error
 from gateway.http.json_writer import refuse, to_json
-from gateway.tasks import first
+from gateway.tasks import first, limited
 from services.common.errors import QueueFull
 
 Result = TypeVar("Result")
@@ -107,14 +106,8 @@ class StreamedResponse(Response):
         return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._pieces):
-            try:
-                async with asyncio.timeout(self._limit_s) as limit:
-                    await while_connected(receive, self._send(scope, receive, send))
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise ClientGone from None
+        async with aclosing(self._pieces), limited(self._limit_s, ClientGone()):
+            await while_connected(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False

@@ -3,8 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from gateway.errors import ApiError, invalid
+from gateway.tasks import limited
 from gateway.validation import Model, validated, validated_json
 
 _LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
@@ -28,16 +29,11 @@ def is_form(http: Request) -> bool:
     return http.headers.get("content-type", "").split(";")[0].strip().lower() == "multipart/form-data"
 
 
-@asynccontextmanager
-async def in_time(http: HTTPConnection, what: str = "the body") -> AsyncIterator[None]:
+def in_time(http: HTTPConnection, what: str = "the body") -> AbstractAsyncContextManager[None]:
     """Raises ApiError: 408, it takes longer than a request may until `what` has arrived."""
     limit_s = http.app.state.gateway.settings.request_timeout_s
-    try:
-        async with asyncio.timeout(limit_s):
-            yield
-    except TimeoutError:
-        message = f"{what} took longer to arrive than the {limit_s:g} s allowed"
-        raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
+    message = f"{what} took longer to arrive than the {limit_s:g} s allowed"
+    return limited(limit_s, ApiError(408, message, None, "request_timeout", "timeout_error"))
 
 
 async def read_json(http: Request, model: type[Model]) -> Model:

@@ -220,7 +220,7 @@ class Stage:
         self._leaving[address] = replica, asyncio.create_task(self._close(replica))
 
     async def _close(self, replica: Replica) -> None:
-        await replica.idle()
+        await replica.idle.wait()
         del self._leaving[replica.address]
         metrics.forget_replica(self.name, replica.address)
         await self._channels.close(replica.address)

@@ -4,7 +4,6 @@ The client sends `session.config` with the settings of POST /v1/audio/speech, an
 `input.done`. The server sends `audio.start`, binary messages of audio, `audio.done` and `session.done`. The text is one
 utterance: the speech waits for late text."""
 
-import asyncio
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from gateway.http.connection import LAST_WORD_S, ClientGone, admitted
 from gateway.http.csrf import check_socket
 from gateway.http.forms import in_time, parsed
 from gateway.pipeline.typed_text import TypedText
-from gateway.tasks import first
+from gateway.tasks import first, limited
 from gateway.validation import Strict
 
 router = APIRouter(tags=["speech"])
@@ -55,15 +54,11 @@ async def speak_as_typed(socket: WebSocket) -> None:
     await socket.accept()
     limit_s = socket.app.state.gateway.settings.request_timeout_s + LAST_WORD_S
     try:
-        async with asyncio.timeout(limit_s) as limit:
+        async with limited(limit_s, ClientGone()):  # the client does not read
             code = await _serve(socket)
             if socket.client_state is WebSocketState.CONNECTED:
                 await socket.close(code)
     except WebSocketDisconnect:
-        raise ClientGone from None
-    except TimeoutError:  # the client does not read
-        if not limit.expired():
-            raise
         raise ClientGone from None
 
 

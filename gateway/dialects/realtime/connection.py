@@ -126,7 +126,7 @@ class _Connection:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", status.WS_1001_GOING_AWAY))
-            await self._outbox.room()  # a client that does not read is not answered
+            await self._outbox.room.wait()  # a client that does not read is not answered
             await self._handle(message.get("text"))
 
     async def _handle(self, text: str | None) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
@@ -17,6 +17,7 @@ MAX_EVENT_CHARACTERS = 16 * MIB
 _LONG_CHARACTERS = MIB // 4
 _MAX_ID_CHARACTERS = 512
 _SHOWN_CHARACTERS = 64  # of a client's value in an error
+_TAGS = ("server_vad", "semantic_vad")  # of unions, which pydantic puts into the paths of errors
 # OpenAI's codes of pydantic's errors; others are invalid_type or invalid_value.
 _CODES = {"missing": "missing_required_parameter", "string_too_long": "string_above_max_length"}
 
@@ -156,16 +157,14 @@ def parse(text: str) -> ClientEvent:
         raise from_validation(error, event_id=event_id) from None
 
 
-def from_validation(
-    error: ValidationError, within: str = "", event_id: str | None = None, tags: Collection[str] = ()
-) -> RealtimeError:
-    """The refusal for pydantic's first error. `tags`: of unions, which pydantic puts into the path."""
+def from_validation(error: ValidationError, within: str = "", event_id: str | None = None) -> RealtimeError:
+    """The refusal for pydantic's first error."""
     first = error.errors(include_input=False, include_url=False)[0]
     param = within
     for part in first["loc"]:
         if isinstance(part, int):
             param += f"[{part}]"
-        elif part not in tags:
+        elif part not in _TAGS:
             param += f".{part}" if param else part
     kind = first["type"]
     code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")

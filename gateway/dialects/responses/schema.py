@@ -2,17 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings
 from gateway.pipeline.sampling import ThinkerSampling
-from gateway.validation import Positive, ignoring
-
-
-class Lenient(BaseModel):
-    """Ignores members of newer clients."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+from gateway.validation import Lenient, Positive, ignoring
 
 
 class TextFormat(Lenient):

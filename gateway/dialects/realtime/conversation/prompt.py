@@ -107,8 +107,8 @@ class Prompt:
         if hosted is not None:
             fill_tools(start, [hosted], None)
         if start.tools and with_choice:
-            mode, name = f"MODE_{self.session.tool_choice.upper()}", self.session.tool_choice_name or ""
-            start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=mode, name=name))
+            choice, name = self.session.tool_choice
+            start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=f"MODE_{choice.upper()}", name=name or ""))
 
 
 def _turns(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], SampledAnswer | None]]:

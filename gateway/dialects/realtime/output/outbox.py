@@ -22,17 +22,14 @@ class SlowReader(Exception):
 
 
 class Outbox:
-    """Events that wait for the socket. Producers of many await `room` before each."""
+    """Events that wait for the socket. Producers of many wait for `room` before each."""
 
     def __init__(self) -> None:
         self.texts: deque[str] = deque()
         self._bytes, self._closed = 0, False
         self._changed = asyncio.Event()  # something to send
-        self._room = asyncio.Event()
-        self._room.set()
-
-    async def room(self) -> None:
-        await self._room.wait()
+        self.room = asyncio.Event()
+        self.room.set()
 
     def put(self, event: dict[str, Any]) -> None:
         """Queues an event, also if there is no room."""
@@ -67,24 +64,20 @@ class Outbox:
     def _count(self, change: int) -> None:
         self._bytes += change
         if self._bytes < _MAX_BYTES:
-            self._room.set()
+            self.room.set()
         else:
-            self._room.clear()
+            self.room.clear()
 
 
 class EventGate:
-    """Between one response and the outbox. For a speculative response it is closed until `release`."""
+    """Between one response and the outbox. For a speculative response it is not `open` until `release`."""
 
     def __init__(self, outbox: Outbox, conversation: Conversation | None, speculative: bool) -> None:
         self._outbox, self._conversation = outbox, conversation
         self._pending = deque[ServerEvent]()
-        self._open = asyncio.Event()
+        self.open = asyncio.Event()
         if not speculative:
-            self._open.set()
-
-    @property
-    def is_closed(self) -> bool:
-        return not self._open.is_set()
+            self.open.set()
 
     def add(self, events: Iterable[ServerEvent]) -> None:
         self._pending.extend(events)
@@ -97,16 +90,13 @@ class EventGate:
         next call."""
         self._pending.extend(events)
         if len(self._pending) > _MAX_HELD:
-            await self._open.wait()
-        while self._pending and self._open.is_set():
-            await self._outbox.room()
+            await self.open.wait()
+        while self._pending and self.open.is_set():
+            await self._outbox.room.wait()
             if self._pending:  # or `release` has sent the last one meanwhile
                 self._outbox.put(self._pending.popleft().apply(self._conversation))
 
-    async def released(self) -> None:
-        await self._open.wait()
-
     async def release(self) -> None:
         """Opens the gate and sends what it held."""
-        self._open.set()
+        self.open.set()
         await self.send()

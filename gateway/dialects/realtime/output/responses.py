@@ -89,7 +89,7 @@ class Response:
     @property
     def is_speculative(self) -> bool:
         """Whether its events are held back."""
-        return self._gate.is_closed
+        return not self._gate.open.is_set()
 
     @property
     def played_at(self) -> float:
@@ -185,7 +185,7 @@ class Response:
                         if turn.hosted and not turn.is_cut_short:
                             self._outputs.end_message()
                     case ToolStart():
-                        await self._gate.released()  # an image is made only for an answer that the client knows of
+                        await self._gate.open.wait()  # an image is made only for an answer that the client knows of
                         picture = self._outputs.new_picture()
                     case ToolProgress() | ToolImage() | ToolResult() | ToolFailure():
                         assert picture is not None

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.events import from_validation, new_id, wrong
 from gateway.dialects.realtime.settings.session_config import (
-    TAGS,
     FormatType,
     RealtimeConfig,
     SemanticVad,
@@ -97,7 +96,7 @@ class Session:
         try:
             config = _CONFIGS[type].model_validate(merged)
         except ValidationError as error:
-            raise from_validation(error, within, tags=TAGS) from None
+            raise from_validation(error, within) from None
         if len(json.dumps(merged, ensure_ascii=False)) > _MAX_CONFIG_CHARACTERS:
             reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; shorten its members"
             raise wrong(within, reason, "session_too_large")
@@ -174,21 +173,15 @@ class Session:
         return self.response_config.tools
 
     @property
-    def tool_choice(self) -> str:
-        """ "none", "auto", "required", or "function" for a named one."""
-        choice = self.response_config.tool_choice
-        if isinstance(choice, dict):  # tools of other kinds are not used
-            return "function" if self.tool_choice_name is not None else "auto"
-        return choice
-
-    @property
-    def tool_choice_name(self) -> str | None:
+    def tool_choice(self) -> tuple[str, str | None]:
+        """("none", "auto" or "required", None), or ("function", its name)."""
         choice = self.response_config.tool_choice
         if not isinstance(choice, dict):
-            return None
-        if choice["type"] == IMAGE_TOOL:
-            return IMAGE_TOOL if self.draws else None
-        return choice["name"] if choice["type"] == "function" else None
+            return choice, None
+        name = choice["name"] if choice["type"] == "function" else None
+        if choice["type"] == IMAGE_TOOL and self.draws:
+            name = IMAGE_TOOL
+        return ("auto", None) if name is None else ("function", name)  # tools of other kinds are not used
 
     @property
     def max_output_tokens(self) -> int | None:
