@@ -143,11 +143,6 @@ def create_app(
     app.add_middleware(RequestContext, spans=spans)  # refusals have an id and a log line, too
     if worker is not None:
         app.add_middleware(WorkerRouter, worker=worker)
-    _add_endpoints(app, settings)
-    return app
-
-
-def _add_endpoints(app: FastAPI, settings: GatewaySettings) -> None:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.include_router(router)
@@ -155,6 +150,7 @@ def _add_endpoints(app: FastAPI, settings: GatewaySettings) -> None:
         app.include_router(module.router)
     if settings.page:
         app.include_router(page.router)
+    return app
 
 
 async def _api_error(http: Request, error: Exception) -> Response:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from gateway.errors import ApiError, invalid
 
@@ -17,6 +17,18 @@ class Strict(BaseModel):
     """A model that takes neither unknown keys, nor values of another type, nor NaN."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Lenient(BaseModel):
+    """Ignores unknown members: those of newer clients and of other servers, which clients send back."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+def ignoring(base: type[Model], *members: str) -> type[Model]:
+    """`base` with members that are accepted, whatever they say."""
+    fields: dict[str, Any] = dict.fromkeys(members, (Any, None))
+    return create_model(base.__name__, __base__=base, **fields)
 
 
 def first_error(error: ValidationError) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ async def detector_ms_per_s(sessions: int, seconds: float, said: Utterance) -> f
     reader = InputAudioStream("audio/pcm")
     heard = np.concatenate([reader.add(said.samples.tobytes()), reader.flush()])
     pieces = np.resize(heard, round(seconds * MODEL_RATE_HZ)).reshape(-1, round(_PIECE_S * MODEL_RATE_HZ))
-    with Detectors() as detectors:
+    with closing(Detectors()) as detectors:
         users = [detectors.open() for _ in range(sessions)]
         await asyncio.gather(*(user.add(pieces[0]) for user in users))  # makes their copies of the model
         before_s = time.process_time()

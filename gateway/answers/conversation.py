@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
-from gateway.validation import Strict
+from gateway.validation import Lenient, Strict
 
 
 class TextPart(Strict):
@@ -112,19 +112,17 @@ class ToolCall(Strict):
         return cls(id=call_id, type="function", function=FunctionCall(name=name, arguments=arguments))
 
 
-class AudioReference(BaseModel):
+class AudioReference(Lenient):
     """Names an earlier answer's audio. Its other members may be sent back; they are not read."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
     id: str
 
 
-class AssistantMessage(BaseModel):
+class AssistantMessage(Lenient):
     """An earlier answer. Members that mean nothing here are not read. The thought before it is `reasoning_content`, or
     `reasoning` as vLLM calls it.
     """
 
-    model_config = ConfigDict(extra="ignore", strict=True)
     role: Literal["assistant"]
     content: AssistantContent | None = None
     name: str | None = None

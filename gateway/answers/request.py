@@ -9,7 +9,7 @@ from gateway.answers.diffusion import ImageOptions
 from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
 from gateway.errors import invalid
 from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
-from gateway.validation import NotNegative, Positive, Strict
+from gateway.validation import NotNegative, Positive, Strict, ignoring
 
 MAX_STOP_STRINGS = 16
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
@@ -112,24 +112,6 @@ class MmProcessorKwargs(Strict):
     use_audio_in_video: bool | None = None
 
 
-class IgnoredParameters(Strict):
-    """OpenAI's parameters that change nothing here; accepted, whatever they say."""
-
-    user: Any = None
-    store: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-    parallel_tool_calls: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
-    safety_identifier: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    verbosity: Any = None
-    return_stage_metrics: Any = None  # of vLLM-Omni: the last chunk has `quartet.timings` anyhow
-
-
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
@@ -142,7 +124,16 @@ class WriterSampling(ThinkerSampling):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="lower goes first")
 
 
-class ChatCompletionRequest(IgnoredParameters, WriterSampling):
+# OpenAI's parameters that change nothing here, and one of vLLM-Omni: the last chunk has `quartet.timings` anyhow.
+_WriterSampling = ignoring(
+    WriterSampling,
+    *("user", "store", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"),
+    *("prompt_cache_options", "safety_identifier", "prediction", "reasoning_effort", "verbosity"),
+    "return_stage_metrics",
+)
+
+
+class ChatCompletionRequest(_WriterSampling):
     """A chat request: OpenAI's parameters, vLLM's further sampling parameters, and `quartet`."""
 
     model: str

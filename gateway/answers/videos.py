@@ -10,11 +10,10 @@ from pydantic import BeforeValidator, Field, model_validator
 from gateway.answers.diffusion import DiffusionRequest, fill_size, require_info
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_store import VideoJob
-from gateway.errors import from_error, invalid
+from gateway.errors import in_own_terms, invalid
 from gateway.media.check import MediaFile, load_media
 from gateway.validation import Positive, Strict
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.common.errors import StageError
 
 TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
 
@@ -117,10 +116,8 @@ async def submit_video(
     )
     start.request_id = video.id
     log |= {"video": video.id, "frames": video.frames}
-    try:
+    with in_own_terms():
         await jobs.submit(video, stage, start, image and image.content, on_end=on_end)
-    except StageError as error:
-        raise from_error("gateway", error) from None
     return video
 
 

@@ -1,10 +1,9 @@
 """Admission of requests, their owners, and streamed responses."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
 from contextlib import ExitStack, aclosing, nullcontext
-from typing import Any, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -14,6 +13,7 @@ from gateway import metrics
 from gateway.access.api_keys import ApiKey
 from gateway.errors import ApiError, from_error
 from gateway.http.json_writer import refuse, to_json
+from gateway.tasks import first, limited
 from services.common.errors import QueueFull
 
 Result = TypeVar("Result")
@@ -75,22 +75,13 @@ class ClientGone(Exception):
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`. The body must have been read. Raises ClientGone: the client disconnected first."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(receive))
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGone
-        return working.result()
-    finally:
-        working.cancel()
-        gone.cancel()
-        await asyncio.shield(asyncio.gather(working, gone, return_exceptions=True))
+    return await first(work, _disconnect(receive))
 
 
-async def _disconnect(receive: Receive) -> None:
+async def _disconnect(receive: Receive) -> NoReturn:
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise ClientGone
 
 
 class StreamedResponse(Response):
@@ -115,14 +106,8 @@ class StreamedResponse(Response):
         return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._pieces):
-            try:
-                async with asyncio.timeout(self._limit_s) as limit:
-                    await while_connected(receive, self._send(scope, receive, send))
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                raise ClientGone from None
+        async with aclosing(self._pieces), limited(self._limit_s, ClientGone()):
+            await while_connected(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False

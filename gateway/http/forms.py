@@ -3,8 +3,8 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Any
 
@@ -12,8 +12,10 @@ from fastapi import Request
 from pydantic import BaseModel
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from gateway.errors import ApiError, invalid
+from gateway.tasks import limited
 from gateway.validation import Model, validated, validated_json
 
 _LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
@@ -27,19 +29,16 @@ def is_form(http: Request) -> bool:
     return http.headers.get("content-type", "").split(";")[0].strip().lower() == "multipart/form-data"
 
 
-@asynccontextmanager
-async def _in_time(limit_s: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(limit_s):
-            yield
-    except TimeoutError:
-        message = f"the body took longer to arrive than the {limit_s:g} s allowed"
-        raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
+def in_time(http: HTTPConnection, what: str = "the body") -> AbstractAsyncContextManager[None]:
+    """Raises ApiError: 408, it takes longer than a request may until `what` has arrived."""
+    limit_s = http.app.state.gateway.settings.request_timeout_s
+    message = f"{what} took longer to arrive than the {limit_s:g} s allowed"
+    return limited(limit_s, ApiError(408, message, None, "request_timeout", "timeout_error"))
 
 
-async def read_json(http: Request, model: type[Model], limit_s: float) -> Model:
-    """Raises ApiError: 400 naming the member at fault; 408 after `limit_s`."""
-    async with _in_time(limit_s):
+async def read_json(http: Request, model: type[Model]) -> Model:
+    """Raises ApiError: 400 naming the member at fault; 408, it takes longer than a request may."""
+    async with in_time(http):
         body = await http.body()
     return await parsed(model, body)
 
@@ -52,20 +51,20 @@ async def parsed(model: type[Model], body: bytes | str) -> Model:
 
 
 async def read_form(
-    http: Request, model: type[Model], limit_s: float, file_names: set[str], max_files: int
+    http: Request, model: type[Model], file_names: set[str], max_files: int
 ) -> tuple[Model, dict[str, list[bytes]]]:
     """Reads a form: (fields, files by name).
 
     `lora[x]` makes {"lora": {"x": ...}}, `a[]` a list; some fields may be JSON.
 
     Raises:
-        ApiError: 400, no form, or naming the field at fault; 408 after `limit_s`.
+        ApiError: 400, no form, or naming the field at fault; 408, it takes longer than a request may.
     """
     fields: dict[str, Any] = {}
     files: dict[str, list[bytes]] = {}
     limits = {"max_files": max_files, "max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
     try:
-        async with _in_time(limit_s), http.form(**limits) as form:
+        async with in_time(http), http.form(**limits) as form:
             for name, value in form.multi_items():
                 if isinstance(value, UploadFile):
                     files.setdefault(name.removesuffix("[]"), []).append(await value.read())

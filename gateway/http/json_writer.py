@@ -1,6 +1,7 @@
 """JSON in UTF-8 without spaces."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -21,6 +22,13 @@ def to_json(value: Any) -> bytes:
 class Json(JSONResponse):
     def render(self, content: Any) -> bytes:
         return to_json(content)
+
+
+def first_page(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
+    """OpenAI's list of the first `limit` objects."""
+    data = objects[:limit]
+    ids = [each["id"] for each in data] or [None]
+    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": len(objects) > limit}
 
 
 def error_response(error: ApiError) -> Json:

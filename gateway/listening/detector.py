@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -83,12 +83,6 @@ class Detectors:
         self._closed = False
         self._thread = Thread(target=self._run, name="speech-detector", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
     def open(self, begin_ms: float = 0.0) -> SessionDetector:
         return SessionDetector(self, begin_ms)

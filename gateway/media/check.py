@@ -15,6 +15,7 @@ from PIL import Image
 from gateway.errors import from_error, invalid
 from gateway.media.fetch import Fetcher, MediaError, media_errors, too_large
 from gateway.settings import GatewaySettings
+from gateway.tasks import limited
 from services.common.errors import DeadlineExceeded
 from services.common.image_limits import MIN_IMAGE_SIDE
 from services.common.media import claimed_wav_s
@@ -66,12 +67,9 @@ async def load_media(fetcher: Fetcher, files: Sequence[MediaFile]) -> None:
                     raise MediaError(f"all media together are more than {limits.max_body_bytes} bytes")
                 await asyncio.to_thread(check, file.kind, file.content, limits)
 
-    try:
-        async with asyncio.timeout(limits.request_timeout_s):
-            outcomes = await asyncio.gather(*map(load, files), return_exceptions=True)
-    except TimeoutError:
-        late = DeadlineExceeded(f"the request's media took longer than its {limits.request_timeout_s:g} s")
-        raise from_error("gateway", late) from None
+    late = DeadlineExceeded(f"the request's media took longer than its {limits.request_timeout_s:g} s")
+    async with limited(limits.request_timeout_s, from_error("gateway", late)):
+        outcomes = await asyncio.gather(*map(load, files), return_exceptions=True)
     for error in filter(None, outcomes):
         raise error
 

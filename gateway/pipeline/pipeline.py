@@ -8,6 +8,7 @@ from gateway.pipeline.addresses import Resolver, resolve_host
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.stage import Stage
+from gateway.tasks import cancel
 from services.common.rpc.channels import Channels
 
 
@@ -46,9 +47,7 @@ class Pipeline:
         return self
 
     async def __aexit__(self, *_) -> None:
-        for watch in self._watches:
-            watch.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        await cancel(*self._watches)
         await self.channels.close_all()
 
     def output(self, output: Output) -> Stage | None:

@@ -41,6 +41,7 @@ class ReplicaHealth:
         kv_cache_usage: 0 to 1.
         in_flight: requests of this gateway.
         last_chosen: number of its last request, counted over all replicas.
+        idle: set while there are none.
         faults: calls that ended because it is gone, or takes no requests.
     """
 
@@ -56,8 +57,8 @@ class ReplicaHealth:
         self.kv_cache_usage = 0.0
         self._of_others = self._losses = self._revision = self._late = 0
         self._channels, self._on_change = channels, on_change
-        self._check_now, self._idle = asyncio.Event(), asyncio.Event()
-        self._idle.set()
+        self._check_now, self.idle = asyncio.Event(), asyncio.Event()
+        self.idle.set()
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -99,17 +100,14 @@ class ReplicaHealth:
         """Counts a request of this gateway while the context lasts."""
         self.in_flight += 1
         self.last_chosen = next(_choices)
-        self._idle.clear()
+        self.idle.clear()
         metrics.CHOSEN.labels(self.stage, self.address).inc()
         try:
             yield
         finally:
             self.in_flight -= 1
             if not self.in_flight:
-                self._idle.set()
-
-    async def idle(self) -> None:
-        await self._idle.wait()
+                self.idle.set()
 
     def doubt(self) -> None:
         """Has it checked at once."""

@@ -18,6 +18,7 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.response_events import ResponseFault
 from gateway.pipeline.route import LOST, Lease, Route
 from gateway.pipeline.typed_text import TypedText
+from gateway.tasks import cancel
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
 
@@ -76,8 +77,7 @@ async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> Asyn
         work.result()
     finally:
         timer.cancel()
-        work.cancel()
-        await asyncio.shield(asyncio.gather(work, return_exceptions=True))
+        await cancel(work)
 
 
 def _has_failed(work: asyncio.Task[Any]) -> bool:
@@ -197,10 +197,7 @@ async def gather_or_cancel(parts: Sequence[Coroutine[Any, Any, Any]]) -> list[An
         if pending and all(map(_may_be_echo, _failures(tasks))):
             await asyncio.wait(pending, timeout=ECHO_GRACE_S)
     finally:
-        for task in tasks:
-            task.cancel()
-        # A second cancellation must not leave these running.
-        await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
+        await cancel(*tasks)
     if failures := _failures(tasks):
         raise min(failures, key=_rank)
     return [task.result() for task in tasks]

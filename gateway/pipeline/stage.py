@@ -15,6 +15,7 @@ from gateway.pipeline.config import StageConfig
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.replica_health import Identity
+from gateway.tasks import cancel
 from quartet.v1 import server_info_pb2
 from services.common.errors import InternalError, Unavailable
 from services.common.rpc.channels import Channels
@@ -178,10 +179,7 @@ class Stage:
             await self._names.watch(resolve_s)
             await asyncio.get_running_loop().create_future()  # literal addresses: only the checks go on
         finally:
-            tasks = [*self._watches.values(), *(task for _, task in self._leaving.values())]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel(*self._watches.values(), *(task for _, task in self._leaving.values()))
 
     async def check(self, timeout_s: float) -> None:
         await asyncio.gather(*(replica.check(timeout_s) for replica in self.replicas.values()))
@@ -222,7 +220,7 @@ class Stage:
         self._leaving[address] = replica, asyncio.create_task(self._close(replica))
 
     async def _close(self, replica: Replica) -> None:
-        await replica.idle()
+        await replica.idle.wait()
         del self._leaving[replica.address]
         metrics.forget_replica(self.name, replica.address)
         await self._channels.close(replica.address)

@@ -51,7 +51,7 @@ async def test_items_come_where_the_client_wants_them():
 REFUSED = {
     "item_create_duplicate_item_id": lambda conversation: conversation.add(text("x", id="a")),
     "item_create_invalid_previous_item_id": lambda conversation: conversation.add(text("x"), "nobody"),
-    "item_retrieve_invalid_item_id": lambda conversation: conversation.retrieve("nobody"),
+    "item_retrieve_invalid_item_id": lambda conversation: conversation.require("nobody", "retrieve"),
     "item_delete_invalid_item_id": lambda conversation: conversation.delete("nobody"),
     "item_truncate_invalid_item_id": lambda conversation: conversation.truncate("nobody", 0, 0),
     "invalid_value": lambda conversation: conversation.truncate("a", 0, 0),
@@ -151,7 +151,7 @@ def held(gateway: Running, conversation: Conversation) -> tuple[Response, Outbox
 async def test_a_response_is_held_back_until_it_is_released(speech_gateway):
     conversation = Conversation()
     response, outbox = held(speech_gateway, conversation)
-    task = response.start()
+    task = response.task
     await task  # made to its end
     assert (list(outbox.texts), len(conversation.context())) == ([], 0)
     conversation.add(text("Hi", id="user"))  # what it answers comes before it
@@ -172,7 +172,6 @@ async def test_a_response_that_is_dropped_leaves_no_trace(speech_gateway):
     speech_gateway.scripts["code2wav"].hold = True
     conversation = Conversation()
     response, outbox = held(speech_gateway, conversation)
-    response.start()
     await speech_gateway.until(lambda: speech_gateway.scripts["code2wav"].running == 1)
     await response.drop()
     assert (list(outbox.texts), len(conversation.context())) == ([], 0)
@@ -184,7 +183,7 @@ async def test_a_response_released_while_it_is_made_tells_all_in_order(speech_ga
     code2wav.hold, code2wav.after = True, 1
     conversation = Conversation()
     response, outbox = held(speech_gateway, conversation)
-    task = response.start()
+    task = response.task
     await code2wav.holding.wait()
     await response.release()
     code2wav.go_on()

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 
@@ -56,7 +57,7 @@ def alone(samples: np.ndarray) -> list[float]:
 
 @pytest.fixture
 def detectors():
-    with Detectors() as made:
+    with closing(Detectors()) as made:
         yield made
 
 
@@ -220,7 +221,7 @@ async def test_the_onnx_model_in_batches_is_the_packages():
         for state in [model.new_state()]
         for step in sounds[0][: 64 * STEP].reshape(-1, STEP)
     ]
-    with Detectors(Path(ONNX_FILE or "")) as detectors:
+    with closing(Detectors(Path(ONNX_FILE or ""))) as detectors:
         batched = await asyncio.gather(*(heard(detectors.open(), sound, 1600) for sound in sounds))
     np.testing.assert_allclose(batched[0][: len(one)], np.concatenate(one), atol=1e-4)
     for probabilities, sound in zip(batched, sounds, strict=True):

@@ -55,14 +55,14 @@ def test_sound_counts_as_sent_when_its_event_is_applied():
     output.open()
     (sound,) = output.audio(b"\1\0" * 2400)
     assert isinstance(sound, SoundDelta)
-    assert (output.item.sent_ms, output.played_at) == (0, 0.0)
+    assert (output.item.sent_ms, output.playback.ends_at) == (0, 0.0)
     event = sound.apply(None)
     assert (event["type"], event["delta"]) == (
         "response.output_audio.delta",
         base64.b64encode(b"\1\0" * 2400).decode(),
     )
     assert output.item.sent_ms == 100
-    assert output.played_at > 0
+    assert output.playback.ends_at > 0
 
 
 def test_items_that_the_prompt_left_out_are_forgotten_with_response_done():

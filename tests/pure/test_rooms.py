@@ -19,7 +19,7 @@ Imports = Mapping[str, frozenset[str]]
 STAGE = ("services.common", "services.registry", "services.sizes")
 GATEWAY = (
     *("gateway.errors", "gateway.metrics", "gateway.pipelines", "gateway.settings", "gateway.store"),
-    *("gateway.validation", "gateway.yaml_source", "services.common"),
+    *("gateway.tasks", "gateway.validation", "gateway.yaml_source", "services.common"),
 )
 ANSWERS = (
     *GATEWAY,

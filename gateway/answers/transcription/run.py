@@ -19,6 +19,7 @@ from gateway.media.encode import encode_audio
 from gateway.media.fetch import media_errors
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
+from gateway.tasks import cancel
 from quartet.v1 import media_pb2, thinker_pb2
 
 _PARALLEL_WINDOWS = 4  # of one request, in the thinker
@@ -85,8 +86,7 @@ class TranscriptionRun:
                     metrics.TEXT_TOKENS.inc(piece.summary.completion_tokens)
                 await cutting
         finally:
-            cutting.cancel()
-            await asyncio.shield(asyncio.gather(cutting, return_exceptions=True))
+            await cancel(cutting)
         self._log |= {"audio_s": round(self.sound.duration_s, 3), "windows": len(self.segments)}
 
     def _own_name(self, member: str) -> str:
@@ -108,9 +108,7 @@ class TranscriptionRun:
             await begun.put(None)
             raise
         finally:
-            for work in works:
-                work.cancel()
-            await asyncio.shield(asyncio.gather(*works, return_exceptions=True))
+            await cancel(*works)
 
     async def _write(self, piece: "_Piece", window: SpeechWindow) -> None:
         """Transcribes a window; the piece's reader gets the error."""

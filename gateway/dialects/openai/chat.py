@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request
-from starlette.datastructures import State
 from starlette.responses import Response
 
 from gateway.answers.answer import Answer, WholeAnswer, usage
@@ -21,7 +20,7 @@ from gateway.answers.tools.calls import Rules
 from gateway.answers.turn import AnswerEvent, TurnEnd, sum_of
 from gateway.answers.turns import Turns
 from gateway.dialects.openai.answer import StreamedAnswer, choice, chunk, whole_choice
-from gateway.errors import from_error
+from gateway.errors import in_own_terms
 from gateway.http.connection import DONE, admitted, drain, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
@@ -30,7 +29,6 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 from quartet.v1 import thinker_pb2
-from services.common.errors import StageError
 
 router = APIRouter(tags=["chat"])
 AnswerKind = TypeVar("AnswerKind", bound=Answer)
@@ -41,10 +39,10 @@ _ANSWER = "chat.completion, or with stream: true chat.completion.chunk events an
 @router.post("/v1/chat/completions", openapi_extra=page(ChatCompletionRequest, _ANSWER))
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers a conversation with text and, if asked for, speech; or with images, if the model makes them."""
-    request = await read_json(http, ChatCompletionRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, ChatCompletionRequest)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
-        chat = ImageRun(gateway, request, http.state, stage)
+        chat = ImageRun(gateway, request, http, stage)
     else:
         chat = ChatRun(gateway, request, http)
     return await respond(http, chat, request.stream)
@@ -60,17 +58,13 @@ def _stage(gateway: Gateway, model: str) -> Stage:
 
 
 class _BaseRun:
-    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State) -> None:
-        self._gateway, self._request = gateway, request
-        self._meter = Meter.of(state, gateway.settings.request_timeout_s)
-        self._head = {"id": f"chatcmpl-{state.request_id}", "created": int(time.time()), "model": request.model}
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
+        self._gateway, self._request, self._owner = gateway, request, owner_of(http)
+        self._meter = Meter.of(http.state, gateway.settings.request_timeout_s)
+        self._head = {"id": f"chatcmpl-{http.state.request_id}", "created": int(time.time()), "model": request.model}
 
 
 class ChatRun(_BaseRun):
-    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
-        super().__init__(gateway, request, http.state)
-        self._owner = owner_of(http)
-
     async def stream(self) -> AsyncGenerator[bytes, None]:
         options, answers = self._request.stream_options or StreamOptions(), self._new(StreamedAnswer)
         code2wav = self._gateway.pipeline.info("code2wav")
@@ -115,13 +109,11 @@ class ChatRun(_BaseRun):
         """(index of the answer, event), once the answer has taken it. Raises ApiError."""
         gateway, meter = self._gateway, self._meter
         running = self._turns() if needs_dialog(gateway, self._request) else self._turn()
-        try:
+        with in_own_terms():
             async with aclosing(running) as events:
                 async for index, event in events:
                     answers[index].take(event)
                     yield index, event
-        except StageError as error:
-            raise from_error("gateway", error) from error
         for answer in answers:
             if answer.audio_bytes:
                 gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
@@ -157,8 +149,8 @@ class ChatRun(_BaseRun):
 
 
 class ImageRun(_BaseRun):
-    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, state: State, stage: Stage) -> None:
-        super().__init__(gateway, request, state)
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request, stage: Stage) -> None:
+        super().__init__(gateway, request, http)
         self._chat = ImageChat(gateway, request, stage)
 
     async def whole(self) -> Response:

@@ -85,7 +85,7 @@ class CompletionRequest(WriterSampling):
 )
 async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues prompts as they are: no chat template, no speech."""
-    request = await read_json(http, CompletionRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, CompletionRequest)
     request.check()
     return await respond(http, Completions(gateway, request, http), request.stream)
 

@@ -35,7 +35,7 @@ _EDIT_OPENAPI = page(
 @router.post("/v1/images/generations", openapi_extra=_OPENAPI)
 async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes images from a prompt."""
-    request = await read_json(http, ImageRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, ImageRequest)
     return await _respond(http, gateway, request, [], None)
 
 
@@ -44,8 +44,8 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     """Makes images from a prompt and other images; the body is a form."""
     if not is_form(http):
         raise ApiError(400, "the body must be multipart/form-data: images are sent as files", None, "invalid_form")
-    limit_s, most = gateway.settings.request_timeout_s, gateway.fetcher.limits.media_max_parts + 1
-    request, files = await read_form(http, ImageRequest, limit_s, {"image", "mask"}, most)
+    most = gateway.fetcher.limits.media_max_parts + 1
+    request, files = await read_form(http, ImageRequest, {"image", "mask"}, most)
     images, masks = files.get("image", []), files.get("mask", [])
     if not images:
         raise invalid("image", "required, but missing: send it as a file", "missing_required_parameter")

@@ -72,7 +72,7 @@ _OPENAPI = page(CreateSpeechRequest, "the audio, as it is made; or its events", 
 async def speak(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Speaks a text."""
     limit_s = gateway.settings.request_timeout_s
-    request = await read_json(http, CreateSpeechRequest, limit_s)
+    request = await read_json(http, CreateSpeechRequest)
     speech_run = await SpeechRun.begin(gateway, request, http)
     pieces = speech_run.cut(request.input)
     if request.stream_format == "sse":

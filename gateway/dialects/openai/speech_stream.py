@@ -4,7 +4,6 @@ The client sends `session.config` with the settings of POST /v1/audio/speech, an
 `input.done`. The server sends `audio.start`, binary messages of audio, `audio.done` and `session.done`. The text is one
 utterance: the speech waits for late text."""
 
-import asyncio
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
 
@@ -18,8 +17,9 @@ from gateway.dialects.openai.speech import MEDIA_TYPES, SpeechRun, SpeechSetting
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import LAST_WORD_S, ClientGone, admitted
 from gateway.http.csrf import check_socket
-from gateway.http.forms import parsed
+from gateway.http.forms import in_time, parsed
 from gateway.pipeline.typed_text import TypedText
+from gateway.tasks import first, limited
 from gateway.validation import Strict
 
 router = APIRouter(tags=["speech"])
@@ -54,15 +54,11 @@ async def speak_as_typed(socket: WebSocket) -> None:
     await socket.accept()
     limit_s = socket.app.state.gateway.settings.request_timeout_s + LAST_WORD_S
     try:
-        async with asyncio.timeout(limit_s) as limit:
+        async with limited(limit_s, ClientGone()):  # the client does not read
             code = await _serve(socket)
             if socket.client_state is WebSocketState.CONNECTED:
                 await socket.close(code)
     except WebSocketDisconnect:
-        raise ClientGone from None
-    except TimeoutError:  # the client does not read
-        if not limit.expired():
-            raise
         raise ClientGone from None
 
 
@@ -85,27 +81,12 @@ class _Session:
 
     async def run(self) -> None:
         """Runs until the speech ends. Raises ApiError; WebSocketDisconnect."""
-        limit_s = self._gateway.settings.request_timeout_s
-        try:
-            config = await asyncio.wait_for(self._message(), limit_s)
-        except TimeoutError:
-            message = f"session.config took longer to arrive than the {limit_s:g} s allowed"
-            raise ApiError(408, message, None, "request_timeout", "timeout_error") from None
+        async with in_time(self._socket, "session.config"):
+            config = await self._message()
         if not isinstance(config, SessionConfig):
             raise invalid("type", "the first message must be session.config")
         speech_run = await SpeechRun.begin(self._gateway, config, self._socket, "text")
-        reading = asyncio.ensure_future(self._read(speech_run))
-        spoken = asyncio.ensure_future(self._speak(speech_run, config))
-        try:
-            await asyncio.wait((reading, spoken), return_when=asyncio.FIRST_COMPLETED)
-            if spoken.done():  # ignore the client after its last event
-                spoken.result()
-            else:
-                reading.result()
-        finally:
-            reading.cancel()
-            spoken.cancel()
-            await asyncio.shield(asyncio.gather(reading, spoken, return_exceptions=True))
+        await first(self._speak(speech_run, config), self._read(speech_run))
 
     async def _read(self, speech_run: SpeechRun) -> None:
         """Reads the text. Only a disconnection or a wrong message ends it."""

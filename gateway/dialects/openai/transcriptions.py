@@ -46,7 +46,7 @@ async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)
 
 async def _respond(http: Request, gateway: Gateway, model: type[TranslationRequest]) -> Response:
     limit_s = gateway.settings.request_timeout_s
-    request, files = await read_form(http, model, limit_s, {"file"}, 1)
+    request, files = await read_form(http, model, {"file"}, 1)
     request.check()
     if not files:
         raise invalid("file", "required, but missing", "missing_required_parameter")

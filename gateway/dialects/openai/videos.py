@@ -17,7 +17,7 @@ from gateway.answers.videos import VideoRequest, submit_video, video_object
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import FILE, JSON, is_form, page, read_form, read_json
-from gateway.http.json_writer import Json
+from gateway.http.json_writer import Json, first_page
 from gateway.media.check import MediaFile
 
 router = APIRouter(tags=["videos"])
@@ -37,7 +37,7 @@ def _openapi() -> dict[str, Any]:
 @router.post("/v1/videos", openapi_extra=_openapi())
 async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Submits a video. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
-    request, image = await _read(http, gateway)
+    request, image = await _read(http)
     gateway.catalog.stage_for("video", request.model)
     place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
     try:
@@ -60,14 +60,7 @@ async def list_videos(http: Request) -> dict[str, Any]:
     found = await _jobs(http).store.page(after, int(limit) + 1, order == "desc", owner_of(http))
     if found is None:
         raise invalid("after", f"no video {after!r}")
-    data = [video_object(video) for video in found[: int(limit)]]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": len(found) > int(limit),
-    }
+    return first_page(list(map(video_object, found)), int(limit))
 
 
 @router.get("/v1/videos/{video_id}")
@@ -119,13 +112,13 @@ def _not_found(video_id: str) -> ApiError:
     return ApiError(404, message, "video_id", "not_found")
 
 
-async def _read(http: Request, gateway: Gateway) -> tuple[VideoRequest, MediaFile | None]:
+async def _read(http: Request) -> tuple[VideoRequest, MediaFile | None]:
     """The request and its image: a form's file, or one to fetch."""
-    limit_s, files = gateway.settings.request_timeout_s, {}
+    files = {}
     if is_form(http):
-        request, files = await read_form(http, VideoRequest, limit_s, {"input_reference"}, max_files=1)
+        request, files = await read_form(http, VideoRequest, {"input_reference"}, max_files=1)
     else:
-        request = await read_json(http, VideoRequest, limit_s)
+        request = await read_json(http, VideoRequest)
     reference = request.input_reference
     if files and reference is not None:
         raise invalid("input_reference", "is in the form twice")

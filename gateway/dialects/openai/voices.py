@@ -79,7 +79,7 @@ async def list_voices(http: Request) -> dict[str, Any]:
 async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> dict[str, Any]:
     """Uploads a voice, which speech can then name or identify."""
     rate_hz = _require_cloning(gateway)
-    request, files = await read_form(http, VoiceRequest, gateway.settings.request_timeout_s, {"audio_sample"}, 1)
+    request, files = await read_form(http, VoiceRequest, {"audio_sample"}, 1)
     if not files:
         raise invalid("audio_sample", "required: a file of sound", "missing_required_parameter")
     if match_case(request.name, gateway.pipeline.voices) is not None:

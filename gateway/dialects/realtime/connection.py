@@ -25,6 +25,7 @@ from gateway.dialects.realtime.vllm_dialect import VllmDialect
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.connection import ClientGone, key_of
 from gateway.http.csrf import check_socket
+from gateway.tasks import cancel
 
 # Names of OpenAI's realtime models, one of which clients send by default.
 _OPENAI_MODEL = re.compile(r"gpt-[\w.-]*(realtime|audio|transcribe)[\w.-]*")
@@ -114,11 +115,9 @@ class _Connection:
             await writing
             return status.WS_1001_GOING_AWAY
         finally:
-            reading.cancel()
-            await asyncio.shield(asyncio.gather(reading, return_exceptions=True))
+            await cancel(reading)
             await self._dialect.close()
-            writing.cancel()
-            await asyncio.shield(asyncio.gather(writing, return_exceptions=True))
+            await cancel(writing)
 
     async def _read(self) -> None:
         """Handles the client's events. Never returns. Raises WebSocketDisconnect."""
@@ -127,7 +126,7 @@ class _Connection:
             message = await self._socket.receive()
             if message["type"] == "websocket.disconnect":
                 raise WebSocketDisconnect(message.get("code", status.WS_1001_GOING_AWAY))
-            await self._outbox.room()  # a client that does not read is not answered
+            await self._outbox.room.wait()  # a client that does not read is not answered
             await self._handle(message.get("text"))
 
     async def _handle(self, text: str | None) -> None:

@@ -66,7 +66,7 @@ class ClientSecretRequest(BaseModel):
 @router.post(f"{PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "the secret"))
 async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Json:
     """Makes a short-lived key for one app's page or phone, which opens realtime connections only."""
-    request = await read_json(http, ClientSecretRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, ClientSecretRequest)
     patch = request.session or {}
     try:
         json.dumps(patch, allow_nan=False)

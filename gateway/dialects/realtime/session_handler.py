@@ -141,7 +141,8 @@ class SessionHandler:
         self._send_added(item, self.conversation.add(item, event.previous_item_id))
 
     async def _retrieve(self, event: events.ItemRetrieve) -> None:
-        self.send("conversation.item.retrieved", item=self.conversation.retrieve(event.item_id).public())
+        item = self.conversation.require(event.item_id, "retrieve")
+        self.send("conversation.item.retrieved", item=item.public())
 
     async def _delete(self, event: events.ItemDelete) -> None:
         self.conversation.delete(event.item_id)
@@ -213,7 +214,7 @@ class SessionHandler:
             if self._listener is not None:
                 self._listener.idle_from(None)
         self._responses[response.id] = response
-        response.start().add_done_callback(lambda _: self._ended(response))
+        response.task.add_done_callback(lambda _: self._ended(response))
         return response
 
     def _has_spoken(self) -> bool:

@@ -40,7 +40,7 @@ def _opened(model: type[Strict]) -> dict[str, Any]:
 @router.post("/v1/conversations", openapi_extra=_opened(ConversationRequest))
 async def create_conversation(http: Request) -> dict[str, Any]:
     """Makes a conversation."""
-    request = await read_json(http, ConversationRequest, _limit_s(http))
+    request = await read_json(http, ConversationRequest)
     thread = Thread(new_id("conv"), int(time.time()), None, request.metadata or {})
     await responses_of(http).store.put(thread, owner_of(http), read_items(request.items or [], "items"))
     return _public(thread)
@@ -56,7 +56,7 @@ async def get_conversation(http: Request, conversation_id: str) -> dict[str, Any
 async def update_conversation(http: Request, conversation_id: str) -> dict[str, Any]:
     """Changes a conversation's metadata."""
     thread = await _found(http, conversation_id)
-    request = await read_json(http, ConversationUpdate, _limit_s(http))
+    request = await read_json(http, ConversationUpdate)
     await responses_of(http).store.rewrite(conversation_id, request.metadata)
     return _public(Thread(thread.id, thread.created_at, None, request.metadata))
 
@@ -81,7 +81,7 @@ async def list_items(http: Request, conversation_id: str) -> dict[str, Any]:
 async def create_items(http: Request, conversation_id: str) -> dict[str, Any]:
     """Adds items to a conversation."""
     await _found(http, conversation_id)
-    request = await read_json(http, ItemsRequest, _limit_s(http))
+    request = await read_json(http, ItemsRequest)
     items = read_items(request.items, "items")
     for i, item in enumerate(items):
         if item["type"] == "item_reference":
@@ -106,10 +106,6 @@ async def delete_item(http: Request, conversation_id: str, item_id: str) -> dict
     await get_item(http, conversation_id, item_id)
     await responses_of(http).store.remove_item(conversation_id, item_id)
     return await get_conversation(http, conversation_id)
-
-
-def _limit_s(http: Request) -> float:
-    return http.app.state.gateway.settings.request_timeout_s
 
 
 async def _found(http: Request, conversation_id: str) -> Thread:

@@ -15,12 +15,11 @@ from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.responses.run import ResponseRun
 from gateway.dialects.responses.schema import InputTokensRequest, ResponseRequest
-from gateway.errors import from_error, invalid
+from gateway.errors import in_own_terms, invalid
 from gateway.http.connection import LAST_WORD_S, EventStream, admitted, key_of, named_sse, owner_of, while_connected
 from gateway.http.forms import JSON, page, read_json
 from gateway.http.json_writer import Json
 from gateway.validation import NotNegative, Strict
-from services.common.errors import QueueFull
 
 router = APIRouter(tags=["responses"])
 
@@ -37,7 +36,7 @@ class GetQuery(Strict):
 @router.post("/v1/responses", openapi_extra=_OPENAPI)
 async def create_response(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers items with items: text, reasoning, function calls, images."""
-    request = await read_json(http, ResponseRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, ResponseRequest)
     responses = responses_of(http)
     run = await responses.ask(request, http.state.request_id, key_of(http), http.state.log)
     if request.background:
@@ -50,10 +49,8 @@ async def create_response(http: Request, gateway: Annotated[Gateway, Depends(adm
 async def _in_background(http: Request, gateway: Gateway, responses: Responses, run: ResponseRun) -> Response:
     run.spec.log = dict(run.spec.log)  # a log line of its own, at its end
     with ExitStack() as place:  # held while it runs; this request's own place is released before
-        try:
+        with in_own_terms():
             place.enter_context(gateway.admission.admit())
-        except QueueFull as error:
-            raise from_error("gateway", error) from None
         running = await responses.begin(run, place.pop_all())
         running.task.add_done_callback(lambda _, held=http.state.place.pop_all(): held.close())
     if run.spec.request.stream:
@@ -84,7 +81,7 @@ def _stream(gateway: Gateway, events: AsyncGenerator[ResponseEvent, None]) -> Ev
 )
 async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Counts the tokens of a response's prompt, media included."""
-    request = await read_json(http, InputTokensRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, InputTokensRequest)
     request.background = request.stream = request.stream_options = None
     stage = gateway.pipeline.output("text")
     request.model = request.model or (stage and gateway.catalog.model_of(stage)) or ""

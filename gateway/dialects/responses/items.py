@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gateway.dialects.responses.parts import Item, Part, read_parts, within
+from gateway.dialects.responses.parts import Item, read_parts, within
 from gateway.errors import invalid
+from gateway.validation import Lenient
 
 # Items of OpenAI's own tools and models. Clients send them back from other servers; no model here reads them.
 _OTHERS = (
@@ -26,36 +27,36 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
-class Message(Part):
+class Message(Lenient):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Any]
 
 
-class FunctionCall(Part):
+class FunctionCall(Lenient):
     call_id: str = Field(min_length=1)
     name: str = Field(min_length=1)
     arguments: str
 
 
-class FunctionCallOutput(Part):
+class FunctionCallOutput(Lenient):
     call_id: str = Field(min_length=1)
     output: str | list[Any]
 
 
-class Reasoning(Part):
+class Reasoning(Lenient):
     summary: list[Any] | None = None
     content: list[Any] | None = None
     encrypted_content: str | None = None
 
 
-class ImageCall(Part):
+class ImageCall(Lenient):
     result: str | None = Field(default=None, description="the file in base64; none if it failed")
     output_format: str | None = None
     revised_prompt: str | None = None
     status: str | None = None
 
 
-class MadeCall(Part):
+class MadeCall(Lenient):
     """A video or sound."""
 
     prompt: str | None = None
@@ -64,13 +65,13 @@ class MadeCall(Part):
     status: str | None = None
 
 
-class Reference(Part):
+class Reference(Lenient):
     """Refers to an item of an earlier response or conversation."""
 
     id: str
 
 
-_ITEMS: dict[str, tuple[type[Part], str]] = {
+_ITEMS: dict[str, tuple[type[Lenient], str]] = {
     "message": (Message, "msg"),
     "function_call": (FunctionCall, "fc"),
     "function_call_output": (FunctionCallOutput, "fco"),
@@ -80,6 +81,10 @@ _ITEMS: dict[str, tuple[type[Part], str]] = {
     "sound_generation_call": (MadeCall, "mk"),
     "item_reference": (Reference, ""),
 }
+
+
+def new_item_id(kind: str) -> str:
+    return new_id(_ITEMS[kind][1])
 
 
 def read_items(given: str | Sequence[Any], field: str = "input") -> list[Item]:
@@ -102,13 +107,12 @@ def _item(given: Any, field: str) -> Item:
         return {"type": kind}
     if kind not in _ITEMS:
         raise invalid(f"{field}.type", f"{kind[:40]!r} is no item that is read here; use {', '.join(_ITEMS)}")
-    model, prefix = _ITEMS[kind]
-    within(model, given, field)
+    within(_ITEMS[kind][0], given, field)
     item: Item = {name: value for name, value in given.items() if value is not None} | {"type": kind}
     if kind == "item_reference":
         return item
     if not isinstance(item.get("id"), str):
-        item["id"] = new_id(prefix)
+        item["id"] = new_item_id(kind)
     item.setdefault("status", "completed")
     if kind == "message":
         item["content"] = read_parts(item["content"], f"{field}.content", item["role"])

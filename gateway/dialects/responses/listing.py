@@ -8,6 +8,7 @@ from pydantic import Field
 
 from gateway.dialects.responses.parts import Item
 from gateway.errors import invalid
+from gateway.http.json_writer import first_page
 from gateway.validation import Model, Strict, validated
 
 
@@ -32,11 +33,4 @@ def listed(items: Sequence[Item], page: Page) -> dict[str, Any]:
         if page.after not in ids:
             raise invalid("after", f"there is no item {page.after[:80]!r} here")
         ordered = ordered[ids.index(page.after) + 1 :]
-    shown = list(ordered[: page.limit])
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(ordered) > len(shown),
-    }
+    return first_page(ordered, page.limit)

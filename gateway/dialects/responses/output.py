@@ -1,11 +1,11 @@
 """Items of a response's output while they grow: each yields its events in OpenAI's order."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, ToolResult
-from gateway.answers.tools.schema import IMAGE_TOOL
-from gateway.dialects.responses.items import new_id
+from gateway.dialects.responses.items import new_item_id
 from gateway.dialects.responses.messages import sealed
 from gateway.dialects.responses.parts import Item
 
@@ -16,9 +16,9 @@ ResponseEvent = dict[str, Any]
 class OutputItem:
     """The item at `index` of the output, in OpenAI's form; it grows."""
 
-    def __init__(self, index: int, item: Item) -> None:
-        self.index, self.item = index, item
-        self.is_open = True
+    def __init__(self, index: int, kind: str, **members: Any) -> None:
+        self.index, self.is_open = index, True
+        self.item: Item = {"id": new_item_id(kind), "type": kind, "status": "in_progress", **members}
 
     def event(self, kind: str, **members: Any) -> ResponseEvent:
         return {"type": f"response.{kind}", "item_id": self.item["id"], "output_index": self.index, **members}
@@ -38,24 +38,38 @@ class OutputItem:
         yield from ()
 
 
-class MessageOutput(OutputItem):
-    """The assistant's text, and its sound, for which OpenAI has events but no item."""
+class TextOutput(OutputItem):
+    """An item with one part, a text."""
 
-    def __init__(self, index: int) -> None:
-        head = {"id": new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress", "content": []}
-        super().__init__(index, head)
-        self._part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-        self._transcribed = 0
+    def __init__(self, index: int, kind: str, part: dict[str, Any], **members: Any) -> None:
+        super().__init__(index, kind, **members)
+        self._part = part
 
     def open(self) -> Iterator[ResponseEvent]:
         yield from super().open()
-        part = dict(self._part, logprobs=[])
-        yield self.event("content_part.added", content_index=0, part=part)
+        yield self.event("content_part.added", content_index=0, part=deepcopy(self._part))
 
-    def text(self, text: str, logprobs: list[dict[str, Any]]) -> Iterator[ResponseEvent]:
+    def text(self, text: str, **lists: list[Any]) -> Iterator[ResponseEvent]:
+        """Text that follows; `lists`: what follows in further members."""
         self._part["text"] += text
-        self._part["logprobs"] += logprobs
-        yield self.event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+        for name, values in lists.items():
+            self._part[name] += values
+        yield self.event(f"{self._part['type']}.delta", content_index=0, delta=text, **lists)
+
+    def _last_words(self) -> Iterator[ResponseEvent]:
+        done = {name: self._part[name] for name in ("text", "logprobs") if name in self._part}
+        yield self.event(f"{self._part['type']}.done", content_index=0, **done)
+        yield self.event("content_part.done", content_index=0, part=self._part)
+        self.item["content"] = self.item.get("content") or [self._part]
+
+
+class MessageOutput(TextOutput):
+    """The assistant's text, and its sound, for which OpenAI has events but no item."""
+
+    def __init__(self, index: int) -> None:
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        super().__init__(index, "message", part, role="assistant", content=[])
+        self._transcribed = 0
 
     def sound(self, audio_base64: str) -> Iterator[ResponseEvent]:
         """A piece of sound, or "", and the text since the last call."""
@@ -73,44 +87,25 @@ class MessageOutput(OutputItem):
         yield {"type": "response.audio.transcript.done"}
         self.item["content"] = [self._part, {"type": "output_audio", "transcript": self._part["text"], **audio}]
 
-    def _last_words(self) -> Iterator[ResponseEvent]:
-        text, logprobs = self._part["text"], self._part["logprobs"]
-        yield self.event("output_text.done", content_index=0, text=text, logprobs=logprobs)
-        yield self.event("content_part.done", content_index=0, part=self._part)
-        self.item["content"] = self.item["content"] or [self._part]
 
-
-class ReasoningOutput(OutputItem):
+class ReasoningOutput(TextOutput):
     """The model's thought. `seals`: it also gets the form that clients send back."""
 
     def __init__(self, index: int, seals: bool) -> None:
-        super().__init__(index, {"id": new_id("rs"), "type": "reasoning", "summary": [], "status": "in_progress"})
-        self._text, self._seals = "", seals
-
-    def open(self) -> Iterator[ResponseEvent]:
-        yield from super().open()
-        part = {"type": "reasoning_text", "text": ""}
-        yield self.event("content_part.added", content_index=0, part=part)
-
-    def text(self, text: str) -> Iterator[ResponseEvent]:
-        self._text += text
-        yield self.event("reasoning_text.delta", content_index=0, delta=text)
+        super().__init__(index, "reasoning", {"type": "reasoning_text", "text": ""}, summary=[])
+        self._seals = seals
 
     def _last_words(self) -> Iterator[ResponseEvent]:
-        part = {"type": "reasoning_text", "text": self._text}
-        yield self.event("reasoning_text.done", content_index=0, text=self._text)
-        yield self.event("content_part.done", content_index=0, part=part)
-        self.item["content"] = [part]
+        yield from super()._last_words()
         if self._seals:
-            self.item["encrypted_content"] = sealed(self._text)
+            self.item["encrypted_content"] = sealed(self._part["text"])
 
 
 class CallOutput(OutputItem):
     """A call of a function of the client's."""
 
     def __init__(self, index: int, name: str, call_id: str) -> None:
-        head = {"id": new_id("fc"), "type": "function_call", "status": "in_progress"}
-        super().__init__(index, head | {"arguments": "", "call_id": call_id, "name": name})
+        super().__init__(index, "function_call", arguments="", call_id=call_id, name=name)
 
     def arguments(self, delta: str) -> Iterator[ResponseEvent]:
         self.item["arguments"] += delta
@@ -126,8 +121,7 @@ class HostedOutput(OutputItem):
 
     def __init__(self, index: int, tool: str) -> None:
         self._type = f"{tool}_call"
-        prefix = "ig" if tool == IMAGE_TOOL else "mk"
-        super().__init__(index, {"id": new_id(prefix), "type": self._type, "status": "in_progress"})
+        super().__init__(index, self._type)
 
     def open(self) -> Iterator[ResponseEvent]:
         yield from super().open()

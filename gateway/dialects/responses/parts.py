@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from gateway.answers import conversation
 from gateway.errors import ApiError, invalid
-from gateway.validation import validated
+from gateway.validation import Lenient, validated
 
 Item = dict[str, Any]
 """An item or a part in OpenAI's form, as it is stored."""
@@ -19,39 +19,33 @@ _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml
 _MAX_TEXT_FILE_CHARACTERS = 4 * 1024 * 1024
 
 
-class Part(BaseModel):
-    """Ignores members of other servers, which clients send back."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class InputText(Part):
+class InputText(Lenient):
     text: str
 
 
-class Refusal(Part):
+class Refusal(Lenient):
     refusal: str
 
 
-class InputImage(Part):
+class InputImage(Lenient):
     image_url: str | None = Field(default=None, description="https, http or data URL")
     file_id: str | None = None
     detail: str | None = Field(default=None, description="accepted; the model scales by itself")
 
 
-class InputAudio(Part):
+class InputAudio(Lenient):
     """A sound, as chat's."""
 
     input_audio: conversation.InputAudio
 
 
-class InputVideo(Part):
+class InputVideo(Lenient):
     """A video; not in OpenAI's API."""
 
     video_url: str = Field(min_length=1, description="https, http or data URL")
 
 
-class InputFile(Part):
+class InputFile(Lenient):
     """A text, an image, a sound or a video."""
 
     file_data: str | None = Field(default=None, description="base64, or a data URL, which says what it is")
@@ -60,12 +54,12 @@ class InputFile(Part):
     filename: str | None = Field(default=None, description="its ending says what it is, where nothing else does")
 
 
-class OutputAudio(Part):
+class OutputAudio(Lenient):
     """Sound of an answer; ignored: the answer's text is a part too."""
 
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
-_PARTS: dict[str, type[Part]] = {
+_PARTS: dict[str, type[Lenient]] = {
     **dict.fromkeys(_TEXTS, InputText),
     "refusal": Refusal,
     "output_audio": OutputAudio,

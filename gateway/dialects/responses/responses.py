@@ -21,6 +21,7 @@ from gateway.dialects.responses.spec import ResponseSpec
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.dialects.responses.tools import read_tools
 from gateway.errors import ApiError, invalid
+from gateway.tasks import cancel
 
 _ALIVE_S = 20.0  # a gateway marks its responses in the background as used so often
 _LOST_S = 4 * _ALIVE_S
@@ -94,9 +95,7 @@ class Responses:
         if tasks:
             log.info("draining responses", running=len(tasks))
             await asyncio.wait(tasks, timeout=self.gateway.settings.drain_timeout_s)
-        for task in (*tasks, self._telling_alive):
-            task.cancel()
-        await asyncio.gather(*tasks, self._telling_alive, return_exceptions=True)
+        await cancel(*tasks, self._telling_alive)
         await self.store.close()
 
     async def ask(

@@ -2,17 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings
 from gateway.pipeline.sampling import ThinkerSampling
-from gateway.validation import Positive, Strict
-
-
-class Lenient(BaseModel):
-    """Ignores members of newer clients."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+from gateway.validation import Lenient, Positive, ignoring
 
 
 class TextFormat(Lenient):
@@ -45,19 +39,12 @@ class ConversationId(Lenient):
     id: str
 
 
-class Ignored(Strict):
-    """Parameters of OpenAI's and Codex's that have no effect here."""
-
-    access_programs: Any = None
-    background_options: Any = None
-    client_metadata: Any = None
-    context_management: Any = None
-    image: Any = None
-    moderation: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-
-
+# Parameters of OpenAI's and Codex's that have no effect here.
+_ThinkerSampling = ignoring(
+    ThinkerSampling,
+    *("access_programs", "background_options", "client_metadata", "context_management", "image", "moderation"),
+    *("prompt_cache_options", "prompt_cache_retention"),
+)
 Metadata = Annotated[
     dict[
         Annotated[str, StringConstraints(max_length=64)],
@@ -67,7 +54,7 @@ Metadata = Annotated[
 ]
 
 
-class ResponseRequest(Ignored, ThinkerSampling):
+class ResponseRequest(_ThinkerSampling):
     """OpenAI's parameters, vLLM's sampling parameters, and chat's for speech."""
 
     model: str

@@ -9,19 +9,20 @@ from pydantic import Field
 from gateway.answers.request import FunctionTool, NamedFunction, Tool, ToolChoice
 from gateway.answers.tools.calls import HostedTool
 from gateway.answers.tools.registry import TOOLS
-from gateway.dialects.responses.parts import Part, within
+from gateway.dialects.responses.parts import within
 from gateway.errors import invalid
+from gateway.validation import Lenient
 
 _MODES = ("none", "auto", "required")
 
 
-class Function(Part):
+class Function(Lenient):
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class NamedTool(Part):
+class NamedTool(Lenient):
     type: str
     name: str | None = None
 

@@ -30,8 +30,9 @@ class TurnOutput:
         match event:
             case TextDelta(delta):
                 yield from self._written(delta)
-            case TextEnd(summary):
-                yield from self._text_end(summary)
+            case TextEnd(summary) if summary.finish_reason != thinker_pb2.FINISH_REASON_LENGTH:
+                for output in (self._thought, *self._calls.values()):  # clients can run a call before the sound ends
+                    yield from output.close("completed") if output else ()
             case AudioDelta(pcm16):
                 yield from self._said()
                 assert self._message is not None
@@ -63,7 +64,7 @@ class TurnOutput:
         if delta.text:
             yield from self._said()
             assert self._message is not None
-            yield from self._message.text(delta.text, self._logprobs)
+            yield from self._message.text(delta.text, logprobs=self._logprobs)
             self._logprobs = []
         for call in delta.tool_calls:
             yield from self._call(call)
@@ -88,9 +89,3 @@ class TurnOutput:
     def _opened(self, output: OutputItem) -> Iterator[ResponseEvent]:
         self._outputs.append(output)
         yield from output.open()
-
-    def _text_end(self, summary: thinker_pb2.GenerateSummary) -> Iterator[ResponseEvent]:
-        """Closes thought and calls: clients can run a call before the sound ends."""
-        if summary.finish_reason != thinker_pb2.FINISH_REASON_LENGTH:
-            for output in (self._thought, *self._calls.values()):
-                yield from output.close("completed") if output else ()

@@ -39,7 +39,7 @@ class UnloadRequest(Strict):
 async def load_lora_adapter(http: Request) -> PlainTextResponse:
     """Loads an adapter in every replica of the thinker, or in none."""
     gateway = require_admin(http, "adapters are")
-    request = await read_json(http, LoadRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, LoadRequest)
     if request.load_inplace:
         raise invalid("load_inplace", "adapters are not replaced; unload the other one first")
     stage = _writer(gateway)
@@ -62,7 +62,7 @@ async def load_lora_adapter(http: Request) -> PlainTextResponse:
 async def unload_lora_adapter(http: Request) -> PlainTextResponse:
     """Unloads an adapter from every replica of the thinker. Running requests keep it."""
     gateway = require_admin(http, "adapters are")
-    request = await read_json(http, UnloadRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, UnloadRequest)
     stage, message = _writer(gateway), thinker_pb2.UnloadLoraRequest(name=request.lora_name)
     async with gateway.administration:
         replicas = [replica for replica in stage.replicas.values() if replica.serving]

@@ -85,23 +85,24 @@ class AbortRegistry:
     """Running requests that can be cancelled, by owner and id."""
 
     def __init__(self) -> None:
-        self._aborts: dict[tuple[str | None, str], asyncio.Event] = {}
+        self._aborts: dict[tuple[str | None, str], asyncio.Future[None]] = {}
 
     @contextmanager
-    def request(self, owner: str | None, request_id: str) -> Iterator[asyncio.Event]:
-        """Yields an event that a cancellation sets. Raises ApiError: 400, the id is in use."""
+    def request(self, owner: str | None, request_id: str) -> Iterator[asyncio.Future[None]]:
+        """Yields a future that a cancellation ends. Raises ApiError: 400, the id is in use."""
         if (owner, request_id) in self._aborts:
             raise invalid("request_id", f"a request {request_id[:80]!r} is running; take another id")
-        event = self._aborts[owner, request_id] = asyncio.Event()
+        aborted = self._aborts[owner, request_id] = asyncio.get_running_loop().create_future()
         try:
-            yield event
+            yield aborted
         finally:
             del self._aborts[owner, request_id]
 
     def abort(self, owner: str | None, request_id: str) -> None:
         """Cancels the owner's request, if it runs."""
-        if (event := self._aborts.get((owner, request_id))) is not None:
-            event.set()
+        aborted = self._aborts.get((owner, request_id))
+        if aborted is not None and not aborted.done():
+            aborted.set_result(None)
 
 
 @router.post(
@@ -109,7 +110,7 @@ class AbortRegistry:
 )
 async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues token ids with token ids."""
-    request = await read_json(http, GenerateRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, GenerateRequest)
     request.check(gateway)
     prompt, media = await _prompt(gateway, request)
     return await respond(http, Generation(gateway, request, http, prompt, media), request.stream)
@@ -118,8 +119,7 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
 @router.post("/inference/v1/abort_requests", openapi_extra=page(AbortRequest, "{}"))
 async def abort_requests(http: Request) -> dict[str, Any]:
     """Cancels running requests of the same API key."""
-    gateway: Gateway = http.app.state.gateway
-    request = await read_json(http, AbortRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, AbortRequest)
     for request_id in request.request_ids:
         http.app.state.generations.abort(owner_of(http), request_id)
     return {}
@@ -159,18 +159,14 @@ class Generation:
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
         """Yields samples until the request ends or is cancelled."""
-        with self._aborts.request(self._owner, self._id) as abort:
-            aborted = asyncio.ensure_future(abort.wait())
-            asked = self._sampling.logprobs, self._sampling.prompt_logprobs
-            try:
-                async with aclosing(self._run.events(*asked)) as events:
-                    while (step := await _unless(aborted, anext(events, None))) is not None:
-                        answer, new = step
-                        if isinstance(new, TextDelta):
-                            self._logprobs[answer.index] += map(_logprob, new.delta.logprobs)
-                        yield step
-            finally:
-                aborted.cancel()
+        asked = self._sampling.logprobs, self._sampling.prompt_logprobs
+        with self._aborts.request(self._owner, self._id) as aborted:
+            async with aclosing(self._run.events(*asked)) as events:
+                while (step := await _unless(aborted, anext(events, None))) is not None:
+                    answer, new = step
+                    if isinstance(new, TextDelta):
+                        self._logprobs[answer.index] += map(_logprob, new.delta.logprobs)
+                    yield step
         for answer in self._run.answers:
             if not answer.has_ended:
                 yield answer, None

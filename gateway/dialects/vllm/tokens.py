@@ -45,7 +45,7 @@ def _opened(model: type[Strict]) -> dict[str, Any]:
 @router.post("/tokenize", openapi_extra=_opened(TokenizeRequest))
 async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> dict[str, Any]:
     """Token ids of a text, or of messages in the chat template."""
-    request = await read_json(http, TokenizeRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise invalid("prompt", "send this or messages")
     message = thinker_pb2.TokenizeRequest(
@@ -76,5 +76,5 @@ async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
 @router.post("/detokenize", openapi_extra=_opened(DetokenizeRequest))
 async def detokenize_ids(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> dict[str, Any]:
     """Text of token ids, special tokens included."""
-    request = await read_json(http, DetokenizeRequest, gateway.settings.request_timeout_s)
+    request = await read_json(http, DetokenizeRequest)
     return {"prompt": await detokenize(gateway, request.tokens, "tokens")}

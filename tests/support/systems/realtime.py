@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def heard(sound: np.ndarray) -> np.ndarray:
 
 async def cuts_of(sound: np.ndarray) -> list[tuple[int, int]]:
     """(begin, end) in milliseconds of the sound of each turn that server_vad finds, by its defaults."""
-    with Detectors() as detectors:
+    with closing(Detectors()) as detectors:
         probabilities = await detectors.open().add(heard(sound))
     turns, cuts, begin = TurnDetector(ServerVad()), list[tuple[int, int]](), 0
     for number, probability in enumerate(probabilities, 1):

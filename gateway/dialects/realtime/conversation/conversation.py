@@ -69,13 +69,9 @@ class Conversation:
             reason = f"the conversation would be larger than {self._max_bytes} bytes; delete items of sound"
             raise RealtimeError("conversation_too_long", reason)
 
-    def retrieve(self, id: str) -> Item:
-        """Raises RealtimeError: there is no such item."""
-        return self._require(id, "retrieve")
-
     def delete(self, id: str) -> None:
         """Raises RealtimeError: there is no such item."""
-        self._require(id, "delete")
+        self.require(id, "delete")
         del self._items[id], self._sizes[id]
 
     def clear(self) -> None:
@@ -84,7 +80,7 @@ class Conversation:
 
     def truncate(self, id: str, content_index: int, audio_end_ms: int) -> None:
         """Cuts an assistant's message to what the user heard. Raises RealtimeError: it has less sound, or none."""
-        item = self._require(id, "truncate")
+        item = self.require(id, "truncate")
         if item.role != "assistant":
             raise wrong("item_id", "only the assistant's messages can be cut")
         parts = item.content
@@ -95,7 +91,8 @@ class Conversation:
             raise wrong("audio_end_ms", reason)
         truncate(item, content_index, audio_end_ms)
 
-    def _require(self, id: str, what: str) -> Item:
+    def require(self, id: str, what: str) -> Item:
+        """The item to `what`: "retrieve", "delete" or "truncate". Raises RealtimeError: there is none."""
         item = self._items.get(id)
         if item is None:
             raise wrong("item_id", f"no item {id!r} is in the conversation", f"item_{what}_invalid_item_id")

@@ -74,8 +74,8 @@ class Prompt:
         """
         start = thinker_pb2.GenerateStart(sampling=self._sampling(gateway), lora=self.session.lora)
         thinker = gateway.pipeline.info("thinker")
-        if self.session.instructions:
-            start.messages.add(role="system").content.add(text=self.session.instructions)
+        if instructions := self.session.response_config.instructions:
+            start.messages.add(role="system").content.add(text=instructions)
         sees_images = thinker is not None and "image" in thinker.input_modalities
         late = attach([media for turn in _turns(self.items) for media in _fill(start, *turn, sees_images)])
         self._fill_tools(start, tool, is_first)
@@ -107,8 +107,8 @@ class Prompt:
         if hosted is not None:
             fill_tools(start, [hosted], None)
         if start.tools and with_choice:
-            mode, name = f"MODE_{self.session.tool_choice.upper()}", self.session.tool_choice_name or ""
-            start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=mode, name=name))
+            choice, name = self.session.tool_choice
+            start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=f"MODE_{choice.upper()}", name=name or ""))
 
 
 def _turns(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], SampledAnswer | None]]:

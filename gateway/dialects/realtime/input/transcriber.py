@@ -19,10 +19,9 @@ from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.events import new_id
 from gateway.dialects.realtime.settings import session_config
-from gateway.errors import ApiError, from_error, gateway_fault
+from gateway.errors import ApiError, gateway_fault, in_own_terms
 from gateway.listening.speech_windows import Pauses
 from gateway.media.encode import encode_audio
-from services.common.errors import StageError
 
 log = structlog.get_logger()
 _PART = 0  # of an item of the buffer's sound: its only one
@@ -39,16 +38,15 @@ async def transcribe(
     fields: dict[str, Any] = {"request_id": new_id("transcription")}
     try:
         # as of any request, the key's rate is counted last: what the gateway refuses does not use it up
-        with gateway.admission.admit(), nullcontext() if key is None else key.request():
+        with in_own_terms(), gateway.admission.admit(), nullcontext() if key is None else key.request():
             work = TranscriptionRun(gateway, request, sound, fields["request_id"], fields)
             async with aclosing(work.deltas()) as deltas:
                 async for delta in deltas:
                     send_delta(delta)
         return work
-    except (ApiError, StageError) as fault:
-        error = from_error("gateway", fault) if isinstance(fault, StageError) else fault
+    except ApiError as error:
         fields |= error.log
-        raise error from fault
+        raise
     finally:
         log.info("realtime transcription", **fields)
 

@@ -22,17 +22,14 @@ class SlowReader(Exception):
 
 
 class Outbox:
-    """Events that wait for the socket. Producers of many await `room` before each."""
+    """Events that wait for the socket. Producers of many wait for `room` before each."""
 
     def __init__(self) -> None:
         self.texts: deque[str] = deque()
         self._bytes, self._closed = 0, False
         self._changed = asyncio.Event()  # something to send
-        self._room = asyncio.Event()
-        self._room.set()
-
-    async def room(self) -> None:
-        await self._room.wait()
+        self.room = asyncio.Event()
+        self.room.set()
 
     def put(self, event: dict[str, Any]) -> None:
         """Queues an event, also if there is no room."""
@@ -67,23 +64,20 @@ class Outbox:
     def _count(self, change: int) -> None:
         self._bytes += change
         if self._bytes < _MAX_BYTES:
-            self._room.set()
+            self.room.set()
         else:
-            self._room.clear()
+            self.room.clear()
 
 
 class EventGate:
-    """Between one response and the outbox. For a speculative response it is closed until `release`."""
+    """Between one response and the outbox. For a speculative response it is not `open` until `release`."""
 
     def __init__(self, outbox: Outbox, conversation: Conversation | None, speculative: bool) -> None:
         self._outbox, self._conversation = outbox, conversation
         self._pending = deque[ServerEvent]()
-        self._held: deque[ServerEvent] | None = deque() if speculative else None
-        self._released = asyncio.Event()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._held is not None
+        self.open = asyncio.Event()
+        if not speculative:
+            self.open.set()
 
     def add(self, events: Iterable[ServerEvent]) -> None:
         self._pending.extend(events)
@@ -92,28 +86,17 @@ class EventGate:
         self._pending = deque(event for event in self._pending if not isinstance(event, SoundDelta))
 
     async def send(self, *events: ServerEvent) -> None:
-        """Sends pending events, then `events`. A cancellation leaves the rest to the next call."""
+        """Sends pending events, then `events`, or keeps them while it is closed. A cancellation leaves the rest to the
+        next call."""
         self._pending.extend(events)
-        while self._pending:
-            if self._held is None:
-                await self._outbox.room()
-                self._put(self._pending.popleft())
-            elif len(self._held) < _MAX_HELD:
-                self._held.append(self._pending.popleft())
-            else:
-                await self._released.wait()
-
-    async def released(self) -> None:
-        if self._held is not None:
-            await self._released.wait()
+        if len(self._pending) > _MAX_HELD:
+            await self.open.wait()
+        while self._pending and self.open.is_set():
+            await self._outbox.room.wait()
+            if self._pending:  # or `release` has sent the last one meanwhile
+                self._outbox.put(self._pending.popleft().apply(self._conversation))
 
     async def release(self) -> None:
-        """Sends the held events and opens the gate."""
-        while self._held:
-            await self._outbox.room()
-            self._put(self._held.popleft())
-        self._held = None
-        self._released.set()
-
-    def _put(self, event: ServerEvent) -> None:
-        self._outbox.put(event.apply(self._conversation))
+        """Opens the gate and sends what it held."""
+        self.open.set()
+        await self.send()

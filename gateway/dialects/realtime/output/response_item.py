@@ -52,14 +52,10 @@ class OutputMessage(ResponseItem):
 
     def __init__(self, response_id: str, index: int, session: Session, rate_hz: int | None) -> None:
         super().__init__(response_id, index, message("assistant", [], "in_progress"))
-        self._audio = None if rate_hz is None else OutputAudioStream(session.output_format, rate_hz, session.speed)
-        self._playback = PlaybackClock(self.item, session.output_format)
+        output = session.response_config.audio.output
+        self._audio = None if rate_hz is None else OutputAudioStream(output.format.type, rate_hz, output.speed)
+        self.playback = PlaybackClock(self.item, output.format.type)
         self._text = ""
-
-    @property
-    def played_at(self) -> float:
-        """`time.monotonic()` when a client that plays at once has played all; 0: no sound was sent."""
-        return self._playback.ends_at
 
     def open(self) -> list[ServerEvent]:
         events = super().open()
@@ -96,7 +92,7 @@ class OutputMessage(ResponseItem):
 
     def _sound(self, data: bytes) -> list[ServerEvent]:
         members = {**self._place, "content_index": 0}
-        return [SoundDelta("response.output_audio.delta", members, data, self._playback)] if data else []
+        return [SoundDelta("response.output_audio.delta", members, data, self.playback)] if data else []
 
     def _content(self, kind: str, **members: Any) -> ServerEvent:
         return self._event(kind, content_index=0, **members)

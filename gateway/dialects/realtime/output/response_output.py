@@ -33,7 +33,7 @@ class ResponseOutput:
 
     @property
     def played_at(self) -> float:
-        return max((each.played_at for each in self._all if isinstance(each, OutputMessage)), default=0.0)
+        return max((each.playback.ends_at for each in self._all if isinstance(each, OutputMessage)), default=0.0)
 
     def take(self, event: Event, rate_hz: int | None) -> None:
         """Adds what the pipeline made. `rate_hz`: of the model's sound; None: the answer is text."""

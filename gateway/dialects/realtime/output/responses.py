@@ -28,12 +28,11 @@ from gateway.dialects.realtime.output.outbox import EventGate, Outbox
 from gateway.dialects.realtime.output.prompt_dialog import PromptDialog
 from gateway.dialects.realtime.output.response_output import ResponseOutput
 from gateway.dialects.realtime.output.server_events import ResponseEnd, ServerEvent
-from gateway.errors import ApiError, from_error, gateway_fault
+from gateway.errors import ApiError, gateway_fault, in_own_terms
 from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.pipeline.events import AudioDelta, Finished
 from quartet.v1 import server_info_pb2
-from services.common.errors import StageError
 from services.common.telemetry.spans import Span
 
 log = structlog.get_logger()
@@ -66,6 +65,7 @@ class Response:
 
     Attributes:
         status: "in_progress", "completed", "cancelled", "failed" or "incomplete".
+        task: ends after response.done or `drop`.
     """
 
     def __init__(self, gateway: Gateway, request: Request, outbox: Outbox, speculative: bool = False) -> None:
@@ -81,15 +81,15 @@ class Response:
         tools = {} if hosted is None else {hosted.name: hosted}
         self._turns = Turns(gateway, self._dialog, tools, Rules(previews=True), self._meter)
         self._left_out: Sequence[Item] = ()
-        self._task: asyncio.Task[None] | None = None
         self._made: asyncio.Task[None] | None = None
         self._reason: str | None = None
         self._was_speculative, self._first_sound = speculative, 0.0
+        self.task = asyncio.create_task(self._run())
 
     @property
     def is_speculative(self) -> bool:
         """Whether its events are held back."""
-        return self._gate.is_closed
+        return not self._gate.open.is_set()
 
     @property
     def played_at(self) -> float:
@@ -110,24 +110,17 @@ class Response:
         """None: it has no sound."""
         return None if self._code2wav is None else self._code2wav.sample_rate_hz
 
-    def start(self) -> asyncio.Task[None]:
-        """Returns the task, which ends after response.done or `drop`."""
-        self._task = asyncio.create_task(self._run())
-        return self._task
-
     async def cancel(self, reason: str) -> None:
         """Ends it with response.done. `reason`: "client_cancelled" or "turn_detected"."""
-        assert self._task is not None
         self._reason = self._reason or reason
         if self._made is not None:
             self._made.cancel()
-        await asyncio.wait([self._task])
+        await asyncio.wait([self.task])
 
     async def drop(self) -> None:
         """Ends it without further events."""
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.wait([self._task])
+        self.task.cancel()
+        await asyncio.wait([self.task])
 
     async def release(self) -> None:
         """Sends the events that were held back."""
@@ -171,15 +164,13 @@ class Response:
     async def _make(self) -> None:
         """Runs the pipeline. Raises ApiError."""
         key = self._request.key
-        try:
-            with (
-                self._gateway.admission.admit(),
-                nullcontext() if key is None else key.request(),
-                metrics.RUNNING.track_inprogress(),
-            ):
-                await self._answered()
-        except StageError as error:
-            raise from_error("gateway", error) from error
+        with (
+            in_own_terms(),
+            self._gateway.admission.admit(),
+            nullcontext() if key is None else key.request(),
+            metrics.RUNNING.track_inprogress(),
+        ):
+            await self._answered()
 
     async def _answered(self) -> None:
         """Makes client events of the answer loop's. Raises ApiError."""
@@ -194,7 +185,7 @@ class Response:
                         if turn.hosted and not turn.is_cut_short:
                             self._outputs.end_message()
                     case ToolStart():
-                        await self._gate.released()  # an image is made only for an answer that the client knows of
+                        await self._gate.open.wait()  # an image is made only for an answer that the client knows of
                         picture = self._outputs.new_picture()
                     case ToolProgress() | ToolImage() | ToolResult() | ToolFailure():
                         assert picture is not None

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.events import from_validation, new_id, wrong
 from gateway.dialects.realtime.settings.session_config import (
-    TAGS,
     FormatType,
     RealtimeConfig,
     SemanticVad,
@@ -92,12 +91,12 @@ class Session:
             base = _of_other_type(base, type)
         merged = _merged(base, {name: value for name, value in patch.items() if name not in _OURS})
         merged["type"] = type
-        if type == "realtime" and not self.speaks:
-            _refuse_speech(merged, within)
+        if type == "realtime" and not self.speaks and merged.setdefault("output_modalities", ["text"]) == ["audio"]:
+            raise wrong(f"{within}.output_modalities", 'this model has no speech: use ["text"]')
         try:
             config = _CONFIGS[type].model_validate(merged)
         except ValidationError as error:
-            raise from_validation(error, within, tags=TAGS) from None
+            raise from_validation(error, within) from None
         if len(json.dumps(merged, ensure_ascii=False)) > _MAX_CONFIG_CHARACTERS:
             reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; shorten its members"
             raise wrong(within, reason, "session_too_large")
@@ -137,16 +136,8 @@ class Session:
         return ("text",) if is_text else ("audio",)
 
     @property
-    def instructions(self) -> str:
-        return self._response_config.instructions
-
-    @property
     def input_format(self) -> FormatType:
         return self.config.audio.input.format.type
-
-    @property
-    def output_format(self) -> FormatType:
-        return self._response_config.audio.output.format.type
 
     @property
     def transcription(self) -> TranscriptionSettings | None:
@@ -165,7 +156,7 @@ class Session:
     @property
     def voice(self) -> str | None:
         """The model's, also for one of OpenAI's; None: the default."""
-        asked = self._response_config.audio.output.voice
+        asked = self.response_config.audio.output.voice
         if asked is None or not self.voices:
             return asked
         own = match_case(asked, self.voices)
@@ -174,43 +165,33 @@ class Session:
         return own or asked
 
     @property
-    def speed(self) -> float:
-        return self._response_config.audio.output.speed
-
-    @property
     def tools(self) -> tuple[SessionTool, ...]:
-        return tuple(tool for tool in self._response_config.tools if tool.type == "function")
+        return tuple(tool for tool in self.response_config.tools if tool.type == "function")
 
     @property
     def all_tools(self) -> Sequence[SessionTool]:
-        return self._response_config.tools
+        return self.response_config.tools
 
     @property
-    def tool_choice(self) -> str:
-        """ "none", "auto", "required", or "function" for a named one."""
-        choice = self._response_config.tool_choice
-        if isinstance(choice, dict):  # tools of other kinds are not used
-            return "function" if self.tool_choice_name is not None else "auto"
-        return choice
-
-    @property
-    def tool_choice_name(self) -> str | None:
-        choice = self._response_config.tool_choice
+    def tool_choice(self) -> tuple[str, str | None]:
+        """("none", "auto" or "required", None), or ("function", its name)."""
+        choice = self.response_config.tool_choice
         if not isinstance(choice, dict):
-            return None
-        if choice["type"] == IMAGE_TOOL:
-            return IMAGE_TOOL if self.draws else None
-        return choice["name"] if choice["type"] == "function" else None
+            return choice, None
+        name = choice["name"] if choice["type"] == "function" else None
+        if choice["type"] == IMAGE_TOOL and self.draws:
+            name = IMAGE_TOOL
+        return ("auto", None) if name is None else ("function", name)  # tools of other kinds are not used
 
     @property
     def max_output_tokens(self) -> int | None:
         """None: no limit but the model's."""
-        most = self._response_config.max_output_tokens
+        most = self.response_config.max_output_tokens
         return None if most == "inf" else most
 
     @property
     def truncation(self) -> Literal["auto", "disabled"] | RetentionRatio:
-        truncation = self._response_config.truncation
+        truncation = self.response_config.truncation
         if not isinstance(truncation, dict):
             return truncation
         limits = truncation.get("token_limits")
@@ -218,14 +199,9 @@ class Session:
         return RetentionRatio(truncation["retention_ratio"], most if isinstance(most, int) else None)
 
     @property
-    def _response_config(self) -> RealtimeConfig:
+    def response_config(self) -> RealtimeConfig:
+        """The settings of responses; the defaults if the session has none."""
         return self.config if isinstance(self.config, RealtimeConfig) else RealtimeConfig()
-
-
-def _refuse_speech(merged: dict[str, Any], within: str) -> None:
-    """Makes text the default. Raises RealtimeError: the client wants speech."""
-    if merged.setdefault("output_modalities", ["text"]) == ["audio"]:
-        raise wrong(f"{within}.output_modalities", 'this model has no speech: use ["text"]')
 
 
 def _of_other_type(base: dict[str, Any], type: str) -> dict[str, Any]:

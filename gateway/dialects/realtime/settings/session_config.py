@@ -23,8 +23,6 @@ _MIN_IDLE_MS, _MAX_IDLE_MS = 100, 3_600_000
 _SECRET_MEMBERS = ("authorization", "headers")  # of remote tools; the holder of a client secret must not see them
 
 FormatType: TypeAlias = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
-# Tags of unions, which pydantic puts into the paths of errors.
-TAGS = frozenset({"server_vad", "semantic_vad"})
 
 
 class _Part(BaseModel):

@@ -1,0 +1,37 @@
+"""Ends of work: of several tasks together, of the first one, and by a limit of time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+async def cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels `tasks` and waits for their ends, which a second cancellation does not cut short."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
+
+
+@asynccontextmanager
+async def limited(limit_s: float, error: Exception) -> AsyncIterator[None]:
+    """Raises `error` if the context lasts longer."""
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise error from None
+
+
+async def first(*works: Awaitable[Result]) -> Result:
+    """The result, or error, of the work that ends first; the others are cancelled. At a tie the earlier one counts."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        await cancel(*tasks)
