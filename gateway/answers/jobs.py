@@ -82,6 +82,9 @@ def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
     elif modalities is not None and "text" not in modalities:
         raise invalid("modalities", 'speech always comes with its text: use ["text"] or ["text", "audio"]')
     request.check()
+    for i, tool in enumerate(request.tools or ()):
+        if not isinstance(tool, Tool):
+            raise invalid(f"tools[{i}].type", "Input should be 'function'")
     if request.speaks and outputs.speech is None:
         raise invalid("modalities", 'this model has no speech: use ["text"]')
     if (request.n or 1) > gateway.settings.max_choices:

@@ -1,18 +1,23 @@
 """Events of a tool that runs here."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, TypeGuard
 
 from gateway.errors import ApiError
+from gateway.pipeline.kinds import Output
+
+
+class ToolEvent:
+    """Whatever a tool makes, or why it fails."""
 
 
 @dataclass(frozen=True)
-class ToolProgress:
+class ToolProgress(ToolEvent):
     """A stage works on the call."""
 
 
 @dataclass(frozen=True)
-class ToolImage:
+class ToolImage(ToolEvent):
     """An image, or a preview of one.
 
     Attributes:
@@ -23,6 +28,12 @@ class ToolImage:
     image_base64: str
     facts: dict[str, str]
     preview: int | None = None
+    output: ClassVar[Output] = "image"
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """Of the call's item."""
+        return {"result": self.image_base64, **self.facts}
 
     @property
     def url(self) -> str:
@@ -30,18 +41,32 @@ class ToolImage:
 
 
 @dataclass(frozen=True)
-class ToolResult:
-    """The result of a tool that makes no image. `members`: of its item in a response."""
+class ToolResult(ToolEvent):
+    """The result of a tool that makes no image.
+
+    Attributes:
+        members: of the call's item; `output` is a text for the model.
+        output: what the client gets of it; None: nothing but the item.
+    """
 
     members: dict[str, Any]
+    output: Output | None = None
 
 
 @dataclass(frozen=True)
-class ToolFailure:
+class ToolFailure(ToolEvent):
+    """`output`: what the client does not get."""
+
     error: ApiError
+    output: Output | None
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """Of the call's item."""
+        return {"error": {"type": self.error.kind, "code": self.error.code, "message": self.error.message}}
 
 
-ToolEvent = ToolProgress | ToolImage | ToolResult | ToolFailure
+ToolEnd = ToolImage | ToolResult | ToolFailure
 
 
 def image_url(image_base64: str, file_format: str) -> str:
@@ -49,6 +74,6 @@ def image_url(image_base64: str, file_format: str) -> str:
     return f"data:image/{file_format};base64,{image_base64}"
 
 
-def is_last(event: ToolEvent) -> bool:
+def is_last(event: ToolEvent) -> TypeGuard[ToolEnd]:
     """Whether the event ends its call."""
-    return isinstance(event, ToolResult | ToolFailure) or (isinstance(event, ToolImage) and event.preview is None)
+    return isinstance(event, ToolEnd) and not (isinstance(event, ToolImage) and event.preview is not None)

@@ -6,8 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gateway.dialects.responses.parts import Item, Part, read_parts, within
+from gateway.answers.tools.calls import HostedTool
+from gateway.answers.tools.registry import TOOLS
+from gateway.dialects.responses.parts import Item, Part, read_parts
 from gateway.errors import invalid
+from gateway.validation import within
 
 # Items of OpenAI's own tools and models. Clients send them back from other servers; no model here reads them.
 _OTHERS = (
@@ -48,19 +51,16 @@ class Reasoning(Part):
     encrypted_content: str | None = None
 
 
-class ImageCall(Part):
-    result: str | None = Field(default=None, description="the file in base64; none if it failed")
+class HostedToolCall(Part):
+    """A call of a tool that ran here. One that failed has no result."""
+
+    result: str | None = Field(default=None, description="the file of an image or sound, in base64")
     output_format: str | None = None
-    revised_prompt: str | None = None
-    status: str | None = None
-
-
-class MadeCall(Part):
-    """A video or sound."""
-
-    prompt: str | None = None
-    video: dict[str, Any] | None = Field(default=None, description="as in /v1/videos; none if it failed")
-    result: str | None = Field(default=None, description="a sound's file in base64; none if it failed")
+    revised_prompt: str | None = Field(default=None, description="of an image")
+    prompt: str | None = Field(default=None, description="of a video or sound")
+    video: dict[str, Any] | None = Field(default=None, description="as in /v1/videos")
+    arguments: str | None = Field(default=None, description="of a call whose result only the model reads")
+    output: str | None = Field(default=None, description="that result")
     status: str | None = None
 
 
@@ -75,9 +75,6 @@ _ITEMS: dict[str, tuple[type[Part], str]] = {
     "function_call": (FunctionCall, "fc"),
     "function_call_output": (FunctionCallOutput, "fco"),
     "reasoning": (Reasoning, "rs"),
-    "image_generation_call": (ImageCall, "ig"),
-    "video_generation_call": (MadeCall, "mk"),
-    "sound_generation_call": (MadeCall, "mk"),
     "item_reference": (Reference, ""),
 }
 
@@ -89,20 +86,27 @@ def read_items(given: str | Sequence[Any], field: str = "input") -> list[Item]:
     if len(given) > MAX_ITEMS:
         raise invalid(field, f"has {len(given)} items; at most {MAX_ITEMS} are taken")
     items = [_item(each, f"{field}[{i}]") for i, each in enumerate(given)]
-    return [item for item in items if item["type"] not in OTHER_ITEMS]
+    return [item for item in items if item is not None]
 
 
-def _item(given: Any, field: str) -> Item:
+def call_id_prefix(tool: type[HostedTool]) -> str:
+    """Of the ids of its calls' items."""
+    return "ig" if tool.output == "image" else "mk"
+
+
+def _item(given: Any, field: str) -> Item | None:
+    """None: an item of other servers' tools."""
     if not isinstance(given, dict):
         raise invalid(field, "must be an item, an object with a type", "invalid_type")
     kind = given.get("type", "message" if "role" in given else None)
+    kinds = _ITEMS | {f"{name}_call": (HostedToolCall, call_id_prefix(tool)) for name, tool in TOOLS.items()}
     if not isinstance(kind, str):
-        raise invalid(f"{field}.type", f"required: one of {', '.join(_ITEMS)}")
-    if kind in OTHER_ITEMS:
-        return {"type": kind}
-    if kind not in _ITEMS:
-        raise invalid(f"{field}.type", f"{kind[:40]!r} is no item that is read here; use {', '.join(_ITEMS)}")
-    model, prefix = _ITEMS[kind]
+        raise invalid(f"{field}.type", f"required: one of {', '.join(kinds)}")
+    if kind in OTHER_ITEMS and kind not in kinds:
+        return None
+    if kind not in kinds:
+        raise invalid(f"{field}.type", f"{kind[:40]!r} is no item that is read here; use {', '.join(kinds)}")
+    model, prefix = kinds[kind]
     within(model, given, field)
     item: Item = {name: value for name, value in given.items() if value is not None} | {"type": kind}
     if kind == "item_reference":

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, ToolResult
-from gateway.answers.tools.schema import IMAGE_TOOL
-from gateway.dialects.responses.items import new_id
+from gateway.answers.tools.registry import TOOLS
+from gateway.dialects.responses.items import call_id_prefix, new_id
 from gateway.dialects.responses.messages import sealed
 from gateway.dialects.responses.parts import Item
 
@@ -122,12 +122,12 @@ class CallOutput(OutputItem):
 
 
 class HostedOutput(OutputItem):
-    """A call of a tool that runs here. `tool`: its name."""
+    """A call of a tool that runs here. `tool`: its name; `members`: further ones of the item."""
 
-    def __init__(self, index: int, tool: str) -> None:
+    def __init__(self, index: int, tool: str, members: Item) -> None:
         self._type = f"{tool}_call"
-        prefix = "ig" if tool == IMAGE_TOOL else "mk"
-        super().__init__(index, {"id": new_id(prefix), "type": self._type, "status": "in_progress"})
+        head = {"id": new_id(call_id_prefix(TOOLS[tool])), "type": self._type, "status": "in_progress"}
+        super().__init__(index, head | members)
 
     def open(self) -> Iterator[ResponseEvent]:
         yield from super().open()
@@ -138,18 +138,13 @@ class HostedOutput(OutputItem):
             case ToolProgress():
                 self.item["status"] = "generating"
                 yield self.event(f"{self._type}.generating")
-            case ToolImage(image_base64, facts, None):
-                yield from self._made({"result": image_base64, **facts})
-            case ToolResult(members):
-                yield from self._made(members)
-            case ToolImage(image_base64, facts, preview):
+            case ToolImage(image_base64, facts, int(preview)):
                 members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
                 yield self.event(f"{self._type}.partial_image", **members)
-            case ToolFailure(error):
-                self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
+            case ToolImage() | ToolResult():
+                self.item |= event.members
+                yield self.event(f"{self._type}.completed")
+                yield from self.close("completed")
+            case ToolFailure():
+                self.item |= event.members
                 yield from self.close("failed")
-
-    def _made(self, members: dict[str, Any]) -> Iterator[ResponseEvent]:
-        self.item |= members
-        yield self.event(f"{self._type}.completed")
-        yield from self.close("completed")

@@ -9,8 +9,8 @@ from urllib.parse import unquote_to_bytes
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.answers import conversation
-from gateway.errors import ApiError, invalid
-from gateway.validation import validated
+from gateway.errors import invalid
+from gateway.validation import within
 
 Item = dict[str, Any]
 """An item or a part in OpenAI's form, as it is stored."""
@@ -97,17 +97,6 @@ def read_parts(given: str | list[Any], field: str, role: str) -> list[Item]:
         within(_PARTS[kind], part, where)
         parts.append({name: value for name, value in part.items() if value is not None})
     return parts
-
-
-def within(model: type[BaseModel], members: dict[str, Any], field: str) -> Any:
-    """Validates `members`. Raises ApiError: 400 naming the member in `field`."""
-    try:
-        return validated(model, members)
-    except ApiError as error:
-        inner = error.param or ""
-        error.message = f"{field}.{error.message}" if inner else f"{field}: {error.message}"
-        error.param = f"{field}.{inner}" if inner else field
-        raise
 
 
 def chat_parts(parts: str | Sequence[Item], field: str) -> list[Any]:

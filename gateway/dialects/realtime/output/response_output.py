@@ -5,9 +5,9 @@ from array import array
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item, SampledAnswer
 from gateway.dialects.realtime.events import new_id
-from gateway.dialects.realtime.output.drawing import PictureOutput
 from gateway.dialects.realtime.output.outbox import EventGate
 from gateway.dialects.realtime.output.response_item import OutputCall, OutputMessage, ResponseItem
+from gateway.dialects.realtime.output.tools import ToolOutput
 from gateway.dialects.realtime.settings.session import Session
 from gateway.pipeline.events import AudioDelta, Event, TextDelta, TextEnd
 from quartet.v1 import thinker_pb2
@@ -52,10 +52,10 @@ class ResponseOutput:
                 for call in () if cut_short else self._calls.values():  # the client can run it before the sound ends
                     self._gate.add(call.close("completed"))
 
-    def new_picture(self) -> PictureOutput:
-        picture = PictureOutput(self._response_id, len(self._all))
-        self._open(picture)
-        return picture
+    def new_tool_call(self, name: str, members: dict[str, str]) -> ToolOutput:
+        call = ToolOutput(self._response_id, len(self._all), name, members)
+        self._open(call)
+        return call
 
     def end_message(self) -> None:
         """Ends the message: further text starts another."""
@@ -69,7 +69,7 @@ class ResponseOutput:
             self._gate.drop_sound()
             if self._message is not None:
                 self._message.cut()
-        elif self._ids_reusable and not any(each.item.is_cut or isinstance(each, PictureOutput) for each in self._all):
+        elif self._ids_reusable and not any(each.item.is_cut or isinstance(each, ToolOutput) for each in self._all):
             sampled = SampledAnswer(self._token_ids, tuple(item.id for item in self.items))
             for item in self.items:
                 item.sampled = sampled

@@ -1,13 +1,12 @@
 """A session's settings."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.events import from_validation, new_id, wrong
 from gateway.dialects.realtime.settings.session_config import (
     TAGS,
@@ -58,7 +57,7 @@ class Session:
         expires_at: Unix seconds.
         speaks: whether the model has speech.
         lora: adapter that answers; "": none.
-        draws: whether image_generation runs here.
+        hosted_tools: names of the tools that run here.
     """
 
     id: str
@@ -68,7 +67,7 @@ class Session:
     expires_at: int | None = None
     speaks: bool = True
     lora: str = ""
-    draws: bool = False
+    hosted_tools: Collection[str] = ()
 
     @classmethod
     def new(cls, model: str, voices: Sequence[str] = (), type: SessionType = "realtime", **members: Any) -> "Session":
@@ -198,8 +197,8 @@ class Session:
         choice = self._response_config.tool_choice
         if not isinstance(choice, dict):
             return None
-        if choice["type"] == IMAGE_TOOL:
-            return IMAGE_TOOL if self.draws else None
+        if choice["type"] in self.hosted_tools:
+            return choice["type"]
         return choice["name"] if choice["type"] == "function" else None
 
     @property
