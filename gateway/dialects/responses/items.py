@@ -75,7 +75,6 @@ _ITEMS: dict[str, tuple[type[Part], str]] = {
     "function_call": (FunctionCall, "fc"),
     "function_call_output": (FunctionCallOutput, "fco"),
     "reasoning": (Reasoning, "rs"),
-    "item_reference": (Reference, ""),
 }
 
 
@@ -99,7 +98,8 @@ def _item(given: Any, field: str) -> Item | None:
     if not isinstance(given, dict):
         raise invalid(field, "must be an item, an object with a type", "invalid_type")
     kind = given.get("type", "message" if "role" in given else None)
-    kinds = _ITEMS | {f"{name}_call": (HostedToolCall, call_id_prefix(tool)) for name, tool in TOOLS.items()}
+    calls = {f"{name}_call": (HostedToolCall, call_id_prefix(tool)) for name, tool in TOOLS.items()}
+    kinds = {**_ITEMS, **calls, "item_reference": (Reference, "")}
     if not isinstance(kind, str):
         raise invalid(f"{field}.type", f"required: one of {', '.join(kinds)}")
     if kind in OTHER_ITEMS and kind not in kinds:
