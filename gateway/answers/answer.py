@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.answers.tools.events import ToolEnd, ToolFailure, ToolImage, ToolResult
+from gateway.answers.tools.events import ToolFailure, ToolResult, made_url
 from gateway.answers.turn import AnswerEvent, NextTurn
 from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptRead, PromptTokens, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
@@ -53,10 +53,10 @@ class Answer:
                 names = ("prompt_tokens", "audio_tokens", "image_tokens")
                 both = {name: getattr(self.prompt, name) + getattr(tokens, name) for name in names}
                 self.prompt = thinker_pb2.PromptInfo(**both)
-            case ToolImage(preview=None):
+            case ToolResult(members, "image"):
                 images = self.made[member_of(event)]
-                image = {"type": "image_url", "image_url": {"url": event.url}, "index": len(images)}
-                images.append(image | {"revised_prompt": event.facts.get("revised_prompt")})
+                image = {"type": "image_url", "image_url": {"url": made_url(members)}, "index": len(images)}
+                images.append(image | {"revised_prompt": members.get("revised_prompt")})
             case ToolResult(members) if event.output:
                 self.made[member_of(event)].append(members)
             case ToolFailure(error) if event.output:
@@ -111,7 +111,7 @@ class Answer:
         return {"timings": by_stage} | audio
 
 
-def member_of(event: ToolEnd) -> str:
+def member_of(event: ToolResult | ToolFailure) -> str:
     """The response's member that has what a tool made, or why it failed."""
     return f"{event.output}_errors" if isinstance(event, ToolFailure) else f"{event.output}s"
 

@@ -11,7 +11,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import to_jobs
 from gateway.answers.request import ChatCompletionRequest, NamedFunction, Tool, ToolChoice
 from gateway.answers.tools.calls import HostedTool
-from gateway.answers.tools.events import ToolEnd, ToolFailure, ToolImage
+from gateway.answers.tools.events import ToolFailure, ToolResult, made_url
 from gateway.answers.tools.generators import ImageGenerator
 from gateway.answers.tools.registry import TOOLS, available, offered, read_tool
 from gateway.answers.turn import ToolCall, Turn
@@ -143,9 +143,11 @@ class ChatDialog:
     def last_image(self) -> str | None:
         return self._last_image
 
-    def add_result(self, call: ToolCall, event: ToolEnd) -> None:
-        came = self.tools[call.name].result(event.members, is_made=not isinstance(event, ToolFailure))
-        self._add_output(self._calls.pop(0), came, event.url if isinstance(event, ToolImage) else None)
+    def add_result(self, call: ToolCall, event: ToolResult | ToolFailure) -> None:
+        is_made = isinstance(event, ToolResult)
+        came = self.tools[call.name].result(event.members, is_made)
+        url = made_url(event.members) if is_made and event.output == "image" else None
+        self._add_output(self._calls.pop(0), came, url)
 
     def own_name(self, member: str) -> str:
         return re.sub(r"^messages\[(\d+)\]", lambda found: f"messages[{self._places[int(found[1])]}]", member)

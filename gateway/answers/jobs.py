@@ -11,6 +11,7 @@ from gateway.answers import conversation
 from gateway.answers.conversation import Message, UserMessage
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import (
+    AnyTool,
     ChatCompletionRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -82,9 +83,6 @@ def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
     elif modalities is not None and "text" not in modalities:
         raise invalid("modalities", 'speech always comes with its text: use ["text"] or ["text", "audio"]')
     request.check()
-    for i, tool in enumerate(request.tools or ()):
-        if not isinstance(tool, Tool):
-            raise invalid(f"tools[{i}].type", "Input should be 'function'")
     if request.speaks and outputs.speech is None:
         raise invalid("modalities", 'this model has no speech: use ["text"]')
     if (request.n or 1) > gateway.settings.max_choices:
@@ -144,7 +142,7 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
         lora=gateway.lora_of(request.model, request.lora),
     )
     pending = fill_messages(start, gateway, request.messages)
-    fill_tools(start, request.functions, request.tool_choice)
+    fill_tools(start, request.tools, request.tool_choice)
     if request.quartet.thinker.chat_template_kwargs:
         start.chat_template_kwargs_json = json.dumps(request.quartet.thinker.chat_template_kwargs)
     late_media = await attach_media(gateway, pending)
@@ -234,8 +232,11 @@ def sampling_of(
     return message
 
 
-def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
-    for tool in tools or ():
+def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[AnyTool] | None, choice: ToolChoice | None) -> None:
+    """Raises ApiError: 400, a tool is no function."""
+    for i, tool in enumerate(tools or ()):
+        if not isinstance(tool, Tool):
+            raise invalid(f"tools[{i}].type", "Input should be 'function'")
         function = tool.function
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
         start.tools.add(name=function.name, description=function.description or "", parameters_json=parameters)

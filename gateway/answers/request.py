@@ -177,11 +177,6 @@ class ChatCompletionRequest(IgnoredParameters, WriterSampling):
     mm_processor_kwargs: MmProcessorKwargs = MmProcessorKwargs()
 
     @property
-    def functions(self) -> list[Tool]:
-        """The tools that clients run."""
-        return [tool for tool in self.tools or () if isinstance(tool, Tool)]
-
-    @property
     def speaks(self) -> bool:
         return "audio" in (self.modalities or ())
 
@@ -212,7 +207,7 @@ class ChatCompletionRequest(IgnoredParameters, WriterSampling):
         if self.tool_choice is not None and self.tool_choice.type != "none" and not self.tools:
             raise invalid("tool_choice", "only with tools")
         named = self.tool_choice and self.tool_choice.function
-        if named and named.name not in {tool.function.name for tool in self.functions}:
+        if named and named.name not in {tool.function.name for tool in self.tools or () if isinstance(tool, Tool)}:
             raise invalid("tool_choice.function.name", f"{named.name!r} is not one of the tools")
         known = {"none", "auto", "required", *(tool.type for tool in self.tools or ())}
         if self.tool_choice is not None and self.tool_choice.type not in known:

@@ -8,7 +8,7 @@ from typing import Protocol
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.tools.calls import HostedCall, HostedTool, Rules
-from gateway.answers.tools.events import ToolEnd, ToolFailure, is_last
+from gateway.answers.tools.events import ToolFailure, ToolResult
 from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Turn, TurnEnd
 from gateway.errors import ApiError, in_own_terms
 from gateway.pipeline.events import Finished, PromptRead, TextDelta
@@ -43,7 +43,7 @@ class Dialog(Protocol):
         """URL of the last image, made here or sent by the user."""
         ...
 
-    def add_result(self, call: ToolCall, event: ToolEnd) -> None:
+    def add_result(self, call: ToolCall, event: ToolResult | ToolFailure) -> None:
         """Adds the result of a call."""
 
     def own_name(self, member: str) -> str:
@@ -152,7 +152,7 @@ class Turns:
                 raise ApiError(400, reason, None, "too_many_calls")
             async with aclosing(tool.events(self._gateway, hosted)) as events:
                 async for event in events:
-                    if is_last(event):
+                    if isinstance(event, ToolResult):
                         self._dialog.add_result(call, event)
                     yield event
         except ApiError as error:

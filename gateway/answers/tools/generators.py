@@ -16,7 +16,7 @@ from gateway.answers.diffusion import ImageRequest, require_info
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import GeneratedImage, ImageGeneration, begin, image_facts
 from gateway.answers.tools.calls import HostedCall, HostedTool
-from gateway.answers.tools.events import ToolEvent, ToolImage, ToolProgress, ToolResult
+from gateway.answers.tools.events import ToolEvent, ToolPreview, ToolProgress, ToolResult
 from gateway.errors import in_own_terms, invalid
 from gateway.media.check import MediaFile
 from gateway.media.encode import ImageFormat
@@ -98,13 +98,12 @@ class _Generator(HostedTool):
         """Raises ApiError: 400 naming a member of a request to the serving `stage`."""
 
 
-def _read(call: HostedCall) -> tuple[str, dict[str, Any]]:
-    """(prompt, all arguments). Raises ApiError: the model wrote something else."""
-    arguments = call.read()
-    prompt = arguments.get("prompt")
+def _prompt(call: HostedCall) -> str:
+    """Raises ApiError: the model wrote none."""
+    prompt = call.read().get("prompt")
     if not isinstance(prompt, str) or not prompt.strip():
         raise invalid("prompt", "the call has none")
-    return prompt, arguments
+    return prompt
 
 
 @dataclass(frozen=True)
@@ -147,9 +146,10 @@ class ImageGenerator(_Generator):
                 file = await asyncio.to_thread(request.to_base64, event.pixels)
                 facts = request.file_facts(event.pixels)
                 if event.preview is None:
-                    facts["action"] = "edit" if generation.files else "generate"
-                    facts["revised_prompt"] = request.prompt
-                yield ToolImage(file, facts, event.preview)
+                    how = {"action": "edit" if generation.files else "generate", "revised_prompt": request.prompt}
+                    yield ToolResult({"result": file, **facts, **how}, self.output)
+                else:
+                    yield ToolPreview({"partial_image_index": event.preview, "partial_image_b64": file, **facts})
 
     def _request(self, prompt: str, previews: bool) -> ImageRequest:
         members = self.settings.model_dump(include={"size", "output_format", "output_compression"})
@@ -157,10 +157,10 @@ class ImageGenerator(_Generator):
         return validated(ImageRequest, {"prompt": prompt, **members, **shown})
 
     async def _prepare(self, gateway: Gateway, stage: Stage, call: HostedCall) -> tuple[ImageGeneration, ImageRequest]:
-        prompt, arguments = _read(call)
+        prompt = _prompt(call)
         action = self.settings.action
         if action in (None, "auto"):
-            action = arguments.get("action")
+            action = call.read().get("action")
         base = None
         can_edit = stage.info is not None and dit_pb2.DIT_TASK_IMAGE_EDIT in stage.info.dit.tasks
         if action != "generate" and can_edit and call.last_image is not None:
@@ -191,11 +191,10 @@ class VideoGenerator(_Generator):
         self._request("a video").video_start(require_info(stage, videos.TASKS, "videos"))
 
     def _request(self, prompt: str) -> videos.VideoRequest:
-        members = {"prompt": prompt, "seconds": self.settings.seconds, "size": self.settings.size}
-        return validated(videos.VideoRequest, members)
+        return validated(videos.VideoRequest, {"prompt": prompt, **self.settings.model_dump(exclude={"type"})})
 
     async def events(self, gateway: Gateway, call: HostedCall) -> AsyncGenerator[ToolEvent, None]:
-        prompt, _ = _read(call)
+        prompt = _prompt(call)
         yield ToolProgress()
         stage = gateway.stage_for("video", None)
         tasks = () if stage.info is None else stage.info.dit.tasks
@@ -227,12 +226,11 @@ class SoundGenerator(_Generator):
         self._request("a sound").audio_start(require_info(stage, audio.TASKS, "sound"))
 
     def _request(self, prompt: str) -> audio.AudioRequest:
-        settings = self.settings
-        members = {"seconds": settings.seconds, "response_format": settings.output_format or "wav"}
+        members = {"seconds": self.settings.seconds, "response_format": self.settings.output_format or "wav"}
         return validated(audio.AudioRequest, {"prompt": prompt, **members})
 
     async def events(self, gateway: Gateway, call: HostedCall) -> AsyncGenerator[ToolEvent, None]:
-        prompt, _ = _read(call)
+        prompt = _prompt(call)
         yield ToolProgress()
         stage, request, meter = gateway.stage_for("audio", None), self._request(prompt), call.meter
         made = await audio.make(stage, request, meter.request_id, max(meter.left_s, 0.001))

@@ -8,7 +8,7 @@ from typing import Any
 import pybase64
 
 from gateway.answers.answer import Answer, WholeAnswer, logprobs, member_of
-from gateway.answers.tools.events import ToolFailure, ToolImage, ToolResult
+from gateway.answers.tools.events import ToolFailure, ToolPreview, ToolResult, image_url
 from gateway.answers.turn import AnswerEvent
 from gateway.media.encode import encode_audio
 from gateway.pipeline.events import AudioDelta, Finished, PromptRead, TextDelta
@@ -62,11 +62,12 @@ class StreamedAnswer(Answer):
                     yield chunk(self.index, "text", body, tokens)
             case AudioDelta(pcm16):
                 yield self._audio_chunk(pcm16)
-            case ToolImage(preview=int(preview)):
-                url = {"type": "image_url", "image_url": {"url": event.url}}
-                partial = url | {"index": len(self.made["images"]), "partial_image_index": preview}
+            case ToolPreview(members):
+                url = image_url(members["partial_image_b64"], members["output_format"])
+                partial = {"type": "image_url", "image_url": {"url": url}, "index": len(self.made["images"])}
+                partial["partial_image_index"] = members["partial_image_index"]
                 yield chunk(self.index, "image", {"partial_images": [partial]})
-            case ToolImage() | ToolResult() | ToolFailure() if event.output:
+            case ToolResult() | ToolFailure() if event.output:
                 yield chunk(self.index, event.output, {member_of(event): self.made[member_of(event)][-1:]})
             case Finished():
                 if self.audio_bytes and self.transcribed < len(self.text):

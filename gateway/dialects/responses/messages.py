@@ -16,7 +16,7 @@ from gateway.answers.request import (
     ToolChoice,
 )
 from gateway.answers.tools.calls import HostedTool
-from gateway.answers.tools.events import image_url
+from gateway.answers.tools.events import made_url
 from gateway.answers.tools.registry import tool_of
 from gateway.dialects.responses.parts import Item, chat_parts, image_part
 from gateway.dialects.responses.schema import ResponseRequest, TextFormat
@@ -98,11 +98,6 @@ class Messages:
         if is_made and tool.output == "image" and self.sees_images:
             parts.append(image_part(made_url(item)))
         self._output(place, item["id"], parts)
-
-
-def made_url(item: Item) -> str:
-    """The picture of a call as a data URL."""
-    return image_url(item["result"], item.get("output_format") or "png")
 
 
 def last_picture(items: Sequence[Item]) -> str | None:

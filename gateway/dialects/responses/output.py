@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, ToolResult
+from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolPreview, ToolProgress, ToolResult
 from gateway.answers.tools.registry import TOOLS
 from gateway.dialects.responses.items import call_id_prefix, new_id
 from gateway.dialects.responses.messages import sealed
@@ -138,11 +138,10 @@ class HostedOutput(OutputItem):
             case ToolProgress():
                 self.item["status"] = "generating"
                 yield self.event(f"{self._type}.generating")
-            case ToolImage(image_base64, facts, int(preview)):
-                members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
+            case ToolPreview(members):
                 yield self.event(f"{self._type}.partial_image", **members)
-            case ToolImage() | ToolResult():
-                self.item |= event.members
+            case ToolResult(members):
+                self.item |= members
                 yield self.event(f"{self._type}.completed")
                 yield from self.close("completed")
             case ToolFailure():

@@ -52,10 +52,10 @@ class ResponseOutput:
                 for call in () if cut_short else self._calls.values():  # the client can run it before the sound ends
                     self._gate.add(call.close("completed"))
 
-    def new_tool_call(self, name: str, members: dict[str, str]) -> ToolOutput:
-        call = ToolOutput(self._response_id, len(self._all), name, members)
-        self._open(call)
-        return call
+    def open_item(self, output: ResponseItem) -> None:
+        self._all.append(output)
+        output.conversation = self._conversation
+        self._gate.add(output.open())
 
     def end_message(self) -> None:
         """Ends the message: further text starts another."""
@@ -79,7 +79,7 @@ class ResponseOutput:
     def _opened_message(self, rate_hz: int | None) -> OutputMessage:
         if self._message is None:
             self._message = OutputMessage(self._response_id, len(self._all), self._session, rate_hz)
-            self._open(self._message)
+            self.open_item(self._message)
         return self._message
 
     def _call(self, delta: thinker_pb2.ToolCallDelta) -> None:
@@ -87,11 +87,6 @@ class ResponseOutput:
             # not the thinker's id: OpenAI's have at most 32 characters, and clients shorten longer ones
             call = OutputCall(self._response_id, len(self._all), delta.name, new_id("call"))
             self._calls[delta.index] = call
-            self._open(call)
+            self.open_item(call)
         if delta.arguments_json:
             self._gate.add(self._calls[delta.index].arguments(delta.arguments_json))
-
-    def _open(self, output: ResponseItem) -> None:
-        self._all.append(output)
-        output.conversation = self._conversation
-        self._gate.add(output.open())

@@ -194,7 +194,8 @@ class Response:
                             self._outputs.end_message()
                     case ToolStart(name, members):
                         await self._gate.released()  # a tool runs only for an answer that the client knows of
-                        call = self._outputs.new_tool_call(name, members)
+                        call = ToolOutput(self.id, len(self._outputs), name, members)
+                        self._outputs.open_item(call)
                     case ToolEvent():
                         assert call is not None
                         self._gate.add(call.take(event))

@@ -6,7 +6,7 @@ import pybase64
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.calls import HostedTool
-from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, ToolResult, image_url
+from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolPreview, ToolProgress, ToolResult, image_url
 from gateway.answers.tools.registry import read_tool, tool_of
 from gateway.dialects.realtime.conversation.items import Item, new_item
 from gateway.dialects.realtime.events import RealtimeError, wrong
@@ -69,16 +69,15 @@ class ToolOutput(ResponseItem):
         match event:
             case ToolProgress():
                 return [self._event(f"{self._kind}.generating")]
-            case ToolImage(image_base64, facts, int(preview)):
-                members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
+            case ToolPreview(members):
                 return [self._event(f"{self._kind}.partial_image", **members)]
-            case ToolImage() | ToolResult():
-                self.item.members |= {name: value for name, value in event.members.items() if name != "result"}
-                if isinstance(event, ToolImage):
-                    self.item.images[0] = pybase64.b64decode(event.image_base64)
+            case ToolResult(members):
+                self.item.members |= {name: value for name, value in members.items() if name != "result"}
+                if event.output == "image":
+                    self.item.images[0] = pybase64.b64decode(members["result"])
                 if self.conversation is not None:
                     self.conversation.has_grown(self.item)
-                return [self._event(f"{self._kind}.completed", **event.members), *self.close("completed")]
+                return [self._event(f"{self._kind}.completed", **members), *self.close("completed")]
             case ToolFailure():
                 self.item.members |= event.members
                 return self.close("incomplete")
