@@ -8,6 +8,7 @@ import sys
 import structlog
 import uvicorn
 
+from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
 from gateway.app import create_app
 from gateway.dialects.realtime.events import MAX_EVENT_CHARACTERS
@@ -43,6 +44,8 @@ def main() -> None:
         structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
         if pipeline.outputs.video is not None and worker is None:
             VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
+        if unknown := [name for name in settings.hosted_tools if name not in TOOLS]:
+            sys.exit(f"--hosted-tools: there is no tool {unknown[0]!r}; use {', '.join(TOOLS)}")
         if settings.speech_detector is not None:
             OnnxSilero(settings.speech_detector)
         if settings.turn_model is not None:

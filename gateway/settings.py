@@ -73,10 +73,10 @@ class GatewaySettings(TlsSettings):
     )
     drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for running requests at stop")
     max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")
-    hosted_tools: Annotated[list[Literal["image_generation"]], NoDecode, BeforeValidator(words)] = Field(
+    hosted_tools: Annotated[list[str], NoDecode, BeforeValidator(words)] = Field(
         default=[],
         description="tools that the gateway runs itself in chats and realtime sessions that ask for them, commas "
-        "between them: image_generation; /v1/responses has it without this",
+        "between them: image_generation, ...; /v1/responses has them without this",
     )
     max_realtime_sessions: int = Field(
         default=256, ge=0, description="realtime sessions at a time; each answer in one is a request beside"

@@ -44,6 +44,17 @@ def validated(model: type[Model], members: dict[str, Any], strict: bool | None =
         raise _from_validation(error) from None
 
 
+def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
+    """Validates `members`. Raises ApiError: 400 naming the member in `field`."""
+    try:
+        return validated(model, members)
+    except ApiError as error:
+        inner = error.param or ""
+        error.message = f"{field}.{error.message}" if inner else f"{field}: {error.message}"
+        error.param = f"{field}.{inner}" if inner else field
+        raise
+
+
 def validated_json(model: type[Model], body: bytes | str) -> Model:
     """Raises ApiError: 400 naming the member at fault."""
     try:

@@ -1,10 +1,11 @@
 """An answer's text, audio, images, tokens and times."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.answers.tools.events import ToolFailure, ToolImage
+from gateway.answers.tools.events import ToolFailure, ToolResult, made_url
 from gateway.answers.turn import AnswerEvent, NextTurn
 from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptRead, PromptTokens, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
@@ -31,7 +32,7 @@ class Answer:
         audio_bytes: PCM16 so far.
         prompt: tokens of the prompt, by kind; of all turns, where tools run here.
         end: the stages' summaries; empty until it has ended.
-        images, image_errors: of a tool, in the response's form.
+        made: what tools made, and their errors, by the response's member: images, image_errors, videos, ...
     """
 
     index: int
@@ -42,8 +43,7 @@ class Answer:
     text_tokens: int = 0
     prompt: thinker_pb2.PromptInfo = field(default_factory=thinker_pb2.PromptInfo)
     end: Finished = field(default_factory=Finished)
-    images: list[dict[str, Any]] = field(default_factory=list)
-    image_errors: list[dict[str, Any]] = field(default_factory=list)
+    made: defaultdict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, event: AnswerEvent) -> None:
         match event:
@@ -53,11 +53,14 @@ class Answer:
                 names = ("prompt_tokens", "audio_tokens", "image_tokens")
                 both = {name: getattr(self.prompt, name) + getattr(tokens, name) for name in names}
                 self.prompt = thinker_pb2.PromptInfo(**both)
-            case ToolImage(preview=None):
-                image = {"type": "image_url", "image_url": {"url": event.url}, "index": len(self.images)}
-                self.images.append(image | {"revised_prompt": event.facts["revised_prompt"]})
-            case ToolFailure(error):
-                self.image_errors.append(error.body()["error"])
+            case ToolResult(members, "image"):
+                images = self.made[member_of(event)]
+                image = {"type": "image_url", "image_url": {"url": made_url(members)}, "index": len(images)}
+                images.append(image | {"revised_prompt": members.get("revised_prompt")})
+            case ToolResult(members) if event.output:
+                self.made[member_of(event)].append(members)
+            case ToolFailure(error) if event.output:
+                self.made[member_of(event)].append(error.body()["error"])
             case TextDelta(delta):
                 self.text += delta.text
                 self.text_tokens += len(delta.token_ids)
@@ -106,6 +109,11 @@ class Answer:
                 by_stage[kind] = timings(summary.timings) | {name: getattr(summary, name) for name in waits}
         audio = {"frames": self.frames, "sample_rate_hz": self.sample_rate_hz} if self.end.code2wav else {}
         return {"timings": by_stage} | audio
+
+
+def member_of(event: ToolResult | ToolFailure) -> str:
+    """The response's member that has what a tool made, or why it failed."""
+    return f"{event.output}_errors" if isinstance(event, ToolFailure) else f"{event.output}s"
 
 
 def timings(message: timings_pb2.Timings) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""The conversation of a chat with image_generation, for the answer loop."""
+"""The conversation of a chat with tools that run here, for the answer loop."""
 
 import re
 from collections.abc import Iterator
@@ -9,21 +9,21 @@ from gateway.answers import conversation
 from gateway.answers.conversation import AssistantMessage, ImagePart, ImageUrl, TextPart, ToolMessage, UserMessage
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import to_jobs
-from gateway.answers.request import ChatCompletionRequest, NamedFunction, ToolChoice
-from gateway.answers.tools.calls import arguments_of
-from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage
-from gateway.answers.tools.registry import ImageGenerator
-from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
+from gateway.answers.request import ChatCompletionRequest, NamedFunction, Tool, ToolChoice
+from gateway.answers.tools.calls import HostedTool
+from gateway.answers.tools.events import ToolFailure, ToolResult, made_url
+from gateway.answers.tools.generators import ImageGenerator
+from gateway.answers.tools.registry import TOOLS, available, offered, read_tool
 from gateway.answers.turn import ToolCall, Turn
 from gateway.errors import invalid
 from gateway.pipeline.run import Job
 
 
 def needs_dialog(gateway: Gateway, request: ChatCompletionRequest) -> bool:
-    """Whether the request has the tool, or images that it made and that are read here."""
-    if len(request.functions) < len(request.tools or ()):
+    """Whether the request has tools that run here, or images that one made and that are read here."""
+    if any(tool.type in TOOLS for tool in request.tools or ()):
         return True
-    return IMAGE_TOOL in gateway.settings.hosted_tools and any(map(_has_images, request.messages))
+    return ImageGenerator.name in gateway.settings.hosted_tools and any(map(_has_images, request.messages))
 
 
 def _has_images(message: conversation.Message) -> bool:
@@ -33,7 +33,7 @@ def _has_images(message: conversation.Message) -> bool:
 
 
 class ChatDialog:
-    """The conversation of a chat whose model may call image_generation, or that has images which it made.
+    """The conversation of a chat whose model may call tools that run here, or that has images which one made.
 
     Args:
         owner: whose uploaded voices can speak.
@@ -47,16 +47,16 @@ class ChatDialog:
 
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, owner: str | None) -> None:
         self._gateway, self._request, self._owner = gateway, request, owner
-        self._new_ids = (f"call_{IMAGE_TOOL}_{number}" for number in count(1))
+        self._call_numbers = count(1)
         self._last_image: str | None = None
         self._last_words = ""  # of the user
         self._messages: list[Any] = []
         self._places: list[int] = []  # of each message: the message of the request that it is, or belongs to
         self._place = 0  # of what is added next
-        self._call_ids: list[str] = []  # of calls that run next
+        self._calls: list[conversation.ToolCall] = []  # that run next
         thinker = gateway.pipeline.info("thinker")
         self._sees_images = thinker is not None and "image" in thinker.input_modalities
-        self.tools: dict[str, ImageGenerator] = {}
+        self.tools: dict[str, HostedTool] = {}
         self._read_tools()
         request.check()
         for self._place, message in enumerate(request.messages):
@@ -65,24 +65,22 @@ class ChatDialog:
     def _read_tools(self) -> None:
         for i, given in enumerate(self._request.tools or ()):
             place = f"tools[{i}]"
-            if isinstance(given, ImageTool):
-                self._check_served(f"{place}.type")
-                if self.tools:
-                    raise invalid(place, f"{IMAGE_TOOL} is there twice; leave one out")
-                self.tools[IMAGE_TOOL] = ImageGenerator(given)
-                self.tools[IMAGE_TOOL].check(self._gateway, place)
-            elif given.function.name == IMAGE_TOOL:
-                reason = f"{IMAGE_TOOL!r} is the name of a tool that runs here; take another"
+            if given.type in TOOLS:
+                self._check_served(given.type, f"{place}.type")
+                tool = self.tools[given.type] = read_tool(given.model_dump(), place, self.tools)
+                tool.check(self._gateway, place)
+            elif isinstance(given, Tool) and given.function.name in offered(self._gateway):
+                reason = f"{given.function.name!r} is the name of a tool that runs here; take another"
                 raise invalid(f"{place}.function.name", reason)
         if self.tools and (self._request.n or 1) > 1:
-            raise invalid("n", f"only 1 with {IMAGE_TOOL}")
+            raise invalid("n", f"only 1 with {next(iter(self.tools))}")
 
-    def _check_served(self, place: str) -> None:
-        if IMAGE_TOOL not in self._gateway.settings.hosted_tools:
-            reason = f"{IMAGE_TOOL} does not run here in chats: ask /v1/responses, or start the gateway with"
-            raise invalid(place, f"{reason} --hosted-tools {IMAGE_TOOL}")
-        if self._gateway.pipeline.config.outputs.image is None:
-            raise invalid(place, "this server makes no images; leave it out")
+    def _check_served(self, name: str, place: str) -> None:
+        if name not in self._gateway.settings.hosted_tools:
+            reason = f"{name} does not run here in chats: ask /v1/responses, or start the gateway with"
+            raise invalid(place, f"{reason} --hosted-tools {name}")
+        if name not in available(self._gateway):
+            raise invalid(place, f"this server makes no {TOOLS[name].output}s; leave it out")
 
     def _add(self, message: Any) -> None:
         self._messages.append(message)
@@ -92,9 +90,10 @@ class ChatDialog:
         """Adds a message of the request. Images become the call that made them, and its result."""
         if isinstance(message, AssistantMessage) and _has_images(message):
             for url, prompt in _images(message, f"messages[{self._place}]"):
-                call_id = next(self._new_ids)
-                self._add_calls([(call_id, arguments_of(self._last_words if prompt is None else prompt))])
-                self._add_output(call_id, ImageGenerator.done, url)
+                called_with = {"prompt": self._last_words if prompt is None else prompt}
+                call = self._new_call(ImageGenerator.name, ImageGenerator.arguments(called_with))
+                self._add(AssistantMessage(role="assistant", tool_calls=[call]))
+                self._add_output(call, ImageGenerator.done, url)
             texts = [part for part in message.content or () if not isinstance(part, ImagePart)]
             left = message.model_copy(update={"content": texts or None, "images": None})
             has_text = any(isinstance(part, TextPart) and part.text for part in texts)
@@ -107,29 +106,27 @@ class ChatDialog:
             self._last_words = " ".join(part.text for part in message.content if isinstance(part, TextPart))
         self._add(message)
 
-    def _add_calls(self, calls: list[tuple[str, str]], **said: Any) -> None:
-        """Adds an assistant's message with calls of the tool: (id, arguments)."""
-        made = [conversation.ToolCall.of(call_id, IMAGE_TOOL, arguments) for call_id, arguments in calls]
-        self._add(AssistantMessage(role="assistant", tool_calls=made, **said))
+    def _new_call(self, name: str, arguments: str) -> conversation.ToolCall:
+        return conversation.ToolCall.of(f"call_{name}_{next(self._call_numbers)}", name, arguments)
 
-    def _add_output(self, call_id: str, came: str, url: str | None) -> None:
+    def _add_output(self, call: conversation.ToolCall, came: str, url: str | None) -> None:
         parts: list[Any] = [TextPart(type="text", text=came)]
         if url is not None:
             self._last_image = url
             if self._sees_images:
                 parts.append(ImagePart(type="image_url", image_url=ImageUrl(url=url)))
-        self._add(ToolMessage(role="tool", content=parts, tool_call_id=call_id))
+        self._add(ToolMessage(role="tool", content=parts, tool_call_id=call.id))
 
     async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
         request = self._request
         tools = [
-            self.tools[IMAGE_TOOL].function() if isinstance(tool, ImageTool) else tool
+            self.tools[tool.type].function() if tool.type in self.tools else tool
             for tool in request.tools or ()
-            if offers_tools or not isinstance(tool, ImageTool)
+            if offers_tools or tool.type not in self.tools
         ]
         choice = request.tool_choice
-        if choice is not None and choice.type == IMAGE_TOOL:
-            choice = ToolChoice(type="function", function=NamedFunction(name=IMAGE_TOOL))
+        if choice is not None and choice.type in self.tools:
+            choice = ToolChoice(type="function", function=NamedFunction(name=choice.type))
         update = {"messages": self._messages, "tools": tools or None, "tool_choice": choice if is_first else None}
         (job,) = await to_jobs(self._gateway, request.model_copy(update=update), request_id, self._owner)
         return job
@@ -139,19 +136,18 @@ class ChatDialog:
         return False
 
     def end_turn(self, turn: Turn) -> None:
-        calls = [(next(self._new_ids), call.arguments) for call in turn.hosted.values()]
-        self._call_ids = [call_id for call_id, _ in calls]
-        self._add_calls(calls, content=turn.text or None, reasoning_content=turn.reasoning or None)
+        self._calls = [self._new_call(call.name, call.arguments) for call in turn.hosted.values()]
+        said: dict[str, Any] = {"content": turn.text or None, "reasoning_content": turn.reasoning or None}
+        self._add(AssistantMessage(role="assistant", tool_calls=[*self._calls], **said))
 
     def last_image(self) -> str | None:
         return self._last_image
 
-    def add_result(self, call: ToolCall, event: ToolEvent) -> None:
-        call_id = self._call_ids.pop(0)
-        if isinstance(event, ToolImage):
-            self._add_output(call_id, ImageGenerator.done, event.url)
-        elif isinstance(event, ToolFailure):
-            self._add_output(call_id, ImageGenerator.failed + event.error.message, None)
+    def add_result(self, call: ToolCall, event: ToolResult | ToolFailure) -> None:
+        is_made = isinstance(event, ToolResult)
+        came = self.tools[call.name].result(event.members, is_made)
+        url = made_url(event.members) if is_made and event.output == "image" else None
+        self._add_output(self._calls.pop(0), came, url)
 
     def own_name(self, member: str) -> str:
         return re.sub(r"^messages\[(\d+)\]", lambda found: f"messages[{self._places[int(found[1])]}]", member)

@@ -11,6 +11,7 @@ from gateway.answers import conversation
 from gateway.answers.conversation import Message, UserMessage
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import (
+    AnyTool,
     ChatCompletionRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -144,7 +145,7 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
         lora=gateway.catalog.lora_of(request.model, request.lora),
     )
     pending = fill_messages(start, gateway, request.messages)
-    fill_tools(start, request.functions, request.tool_choice)
+    fill_tools(start, request.tools, request.tool_choice)
     if request.quartet.thinker.chat_template_kwargs:
         start.chat_template_kwargs_json = json.dumps(request.quartet.thinker.chat_template_kwargs)
     late_media = await attach_media(gateway, pending)
@@ -243,8 +244,11 @@ def talker_sampling(gateway: Gateway, requested: TalkerSampling, seed: int | Non
     return sampling
 
 
-def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[Tool] | None, choice: ToolChoice | None) -> None:
-    for tool in tools or ():
+def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[AnyTool] | None, choice: ToolChoice | None) -> None:
+    """Raises ApiError: 400, a tool is no function."""
+    for i, tool in enumerate(tools or ()):
+        if not isinstance(tool, Tool):
+            raise invalid(f"tools[{i}].type", "Input should be 'function'")
         function = tool.function
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
         start.tools.add(name=function.name, description=function.description or "", parameters_json=parameters)

@@ -2,11 +2,10 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from gateway.answers.conversation import Message
 from gateway.answers.diffusion import ImageOptions
-from gateway.answers.tools.schema import IMAGE_TOOL, ImageTool
 from gateway.errors import invalid
 from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
 from gateway.validation import NotNegative, Positive, Strict, ignoring
@@ -43,13 +42,21 @@ class Tool(Strict):
     function: FunctionTool
 
 
+class OtherTool(BaseModel):
+    """A tool that may run here. Its class reads its settings."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+
 def _kind_of_tool(tool: Any) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
-    return "hosted_tool" if kind == IMAGE_TOOL else "function_tool"
+    return "function_tool" if kind in (None, "function") else "hosted_tool"
 
 
 AnyTool = Annotated[
-    Annotated[Tool, Tag("function_tool")] | Annotated[ImageTool, Tag("hosted_tool")], Discriminator(_kind_of_tool)
+    Annotated[Tool, Tag("function_tool")] | Annotated[OtherTool, Tag("hosted_tool")], Discriminator(_kind_of_tool)
 ]
 
 
@@ -58,7 +65,9 @@ class NamedFunction(Strict):
 
 
 class ToolChoice(Strict):
-    type: Literal["none", "auto", "required", "function", "image_generation"]
+    """`type`: none, auto, required, function, or a tool that runs here."""
+
+    type: str
     function: NamedFunction | None = None
 
     @model_validator(mode="after")
@@ -150,18 +159,13 @@ class ChatCompletionRequest(_WriterSampling):
     max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[AnyTool] | None = Field(default=None, description="functions; image_generation if hosted_tools has it")
+    tools: list[AnyTool] | None = Field(default=None, description="functions, and tools that hosted_tools has")
     tool_choice: (
         Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
         | None
     ) = None
     quartet: QuartetOptions = QuartetOptions()
     mm_processor_kwargs: MmProcessorKwargs = MmProcessorKwargs()
-
-    @property
-    def functions(self) -> list[Tool]:
-        """The tools that clients run."""
-        return [tool for tool in self.tools or () if isinstance(tool, Tool)]
 
     @property
     def speaks(self) -> bool:
@@ -194,8 +198,8 @@ class ChatCompletionRequest(_WriterSampling):
         if self.tool_choice is not None and self.tool_choice.type != "none" and not self.tools:
             raise invalid("tool_choice", "only with tools")
         named = self.tool_choice and self.tool_choice.function
-        if named and named.name not in {tool.function.name for tool in self.functions}:
+        if named and named.name not in {tool.function.name for tool in self.tools or () if isinstance(tool, Tool)}:
             raise invalid("tool_choice.function.name", f"{named.name!r} is not one of the tools")
-        has_image_tool = len(self.functions) < len(self.tools or ())
-        if self.tool_choice is not None and self.tool_choice.type == IMAGE_TOOL and not has_image_tool:
-            raise invalid("tool_choice.type", f"{IMAGE_TOOL} is not one of the tools; add it to tools")
+        known = {"none", "auto", "required", *(tool.type for tool in self.tools or ())}
+        if self.tool_choice is not None and self.tool_choice.type not in known:
+            raise invalid("tool_choice.type", f"{self.tool_choice.type[:64]} is not one of the tools; add it to tools")

@@ -39,10 +39,10 @@ class TurnEnd:
 
 @dataclass(frozen=True)
 class ToolStart:
-    """A tool's events follow. `number`: of the call in the answer, from 1."""
+    """A tool's events follow. `members`: of the call's item."""
 
-    call: ToolCall
-    number: int
+    name: str
+    members: dict[str, str]
 
 
 AnswerEvent = Event | NextTurn | TurnEnd | ToolStart | ToolEvent

@@ -8,7 +8,7 @@ from typing import Protocol
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.tools.calls import HostedCall, HostedTool, Rules
-from gateway.answers.tools.events import ToolEvent, ToolFailure, is_last
+from gateway.answers.tools.events import ToolFailure, ToolResult
 from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Turn, TurnEnd
 from gateway.errors import ApiError, in_own_terms
 from gateway.pipeline.events import Finished, PromptRead, TextDelta
@@ -43,7 +43,7 @@ class Dialog(Protocol):
         """URL of the last image, made here or sent by the user."""
         ...
 
-    def add_result(self, call: ToolCall, event: ToolEvent) -> None:
+    def add_result(self, call: ToolCall, event: ToolResult | ToolFailure) -> None:
         """Adds the result of a call."""
 
     def own_name(self, member: str) -> str:
@@ -142,29 +142,24 @@ class Turns:
     async def _call(self, call: ToolCall) -> AsyncGenerator[AnswerEvent, None]:
         """Runs a tool. A call beyond the limit fails, and the model reads why."""
         self._calls += 1
-        rules, number = self._rules, self._calls
-        yield ToolStart(call, number)
-        if number > rules.max_calls:
-            reason = f"{rules.max_calls} calls of tools that run here are the most of a request"
-            yield self._failure(call, ApiError(400, reason, None, "too_many_calls"))
-            return
+        rules, number, tool = self._rules, self._calls, self._tools[call.name]
+        yield ToolStart(call.name, {} if tool.output else {"arguments": call.arguments})
         meter = replace(self._meter, request_id=f"{self._meter.request_id}-tool-{number}")
         hosted = HostedCall(call.arguments, self._dialog.last_image(), meter, rules)
         try:
-            async with aclosing(self._tools[call.name].events(self._gateway, hosted)) as events:
+            if number > rules.max_calls:
+                reason = f"{rules.max_calls} calls of tools that run here are the most of a request"
+                raise ApiError(400, reason, None, "too_many_calls")
+            async with aclosing(tool.events(self._gateway, hosted)) as events:
                 async for event in events:
-                    if is_last(event):
+                    if isinstance(event, ToolResult):
                         self._dialog.add_result(call, event)
                     yield event
         except ApiError as error:
             self._meter.log.update(error.log)
-            yield self._failure(call, error)
-
-    def _failure(self, call: ToolCall, error: ApiError) -> ToolFailure:
-        """The failure of a call, which the model reads in the next turn."""
-        failure = ToolFailure(error)
-        self._dialog.add_result(call, failure)
-        return failure
+            failure = ToolFailure(error, tool.output)
+            self._dialog.add_result(call, failure)
+            yield failure
 
     def _shortens(self, error: ApiError) -> bool:
         """Whether the prompt was too long, and is shorter now."""

@@ -1,4 +1,4 @@
-"""The tools video_generation and sound_generation of /v1/responses: the thinker and the dit follow a script."""
+"""The tools video_generation and sound_generation: the thinker and the dit follow a script."""
 
 import asyncio
 import base64
@@ -16,6 +16,7 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2
 from services.common.errors import InternalError
+from tests.support.clients.realtime_client import session
 from tests.support.clients.responses import create, kinds, refusal
 from tests.support.scripted.script import Script
 from tests.support.scripted.stages import scripted_stages
@@ -137,6 +138,42 @@ async def test_a_video_counts_among_its_keys_requests_until_it_ends(tmp_path: Pa
                 await asyncio.sleep(0.01)
         assert answer.status_code == 200
         assert (await gateway.http.get(f"/v1/videos/{video}")).json()["status"] == "completed"
+
+
+async def test_a_chat_has_a_video_of_its_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f'keys:\n  - name: alice\n    sha256: "{digest(KEY)}"\n')
+    async with before(VIDEO_INFO, tmp_path, api_keys_file=keys, hosted_tools=["video_generation"]) as (gateway, _):
+        gateway.http.headers["authorization"] = f"Bearer {KEY}"
+        gateway.scripts["thinker"].calls = [[("video_generation", '{"prompt": "a cat"}'), ("video_generation", "")]]
+        ask = {"model": "scripted", "messages": [{"role": "user", "content": "film a cat"}], "tools": [VIDEO]}
+        message = (await gateway.chat(ask)).json()["choices"][0]["message"]
+        (made,), (error,) = message["videos"], message["video_errors"]
+        assert (made["prompt"], error["message"], message["content"]) == ("a cat", "prompt: the call has none", TEXT)
+        assert (await gateway.http.get(f"/v1/videos/{made['video']['id']}")).status_code == 200
+
+
+async def test_a_chat_and_a_session_have_a_sound(tmp_path: Path) -> None:
+    async with before(SOUND_INFO, tmp_path, hosted_tools=["sound_generation"]) as (gateway, _):
+        thinker = gateway.scripts["thinker"]
+        thinker.calls = [("sound_generation", '{"prompt": "rain"}')]
+        ask = {"model": "scripted", "messages": [{"role": "user", "content": "let it rain"}], "tools": [SOUND]}
+        chunks = [event for event in await gateway.events(ask) if "audios" in event["choices"][0]["delta"]]
+        assert [chunk["modality"] for chunk in chunks] == ["audio"]
+        (made,) = chunks[0]["choices"][0]["delta"]["audios"]
+        assert base64.b64decode(made["result"]).startswith(b"RIFF")
+        assert thinker.requests[1].messages[-1].content[0].text == "The sound was made, and the user hears it."
+
+        thinker.calls = [("sound_generation", '{"prompt": "rain"}')]
+        async with session(gateway) as client:
+            await client.say("let it rain")
+            events = await client.respond(tools=[SOUND], output_modalities=["text"])
+            (completed,) = [event for event in events if event["type"] == "response.sound_generation_call.completed"]
+            assert base64.b64decode(completed["result"]).startswith(b"RIFF")
+            item, message = events[-1]["response"]["output"]
+            assert (item["prompt"], "result" in item) == ("rain", False)  # it was sent once
+            assert message["content"][0]["text"] == TEXT
+        assert thinker.requests[3].messages[-1].content[0].text == "The sound was made, and the user hears it."
 
 
 async def test_settings_are_checked_at_once(tmp_path: Path) -> None:

@@ -1,47 +1,52 @@
 """Events of a tool that runs here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import ApiError
+from gateway.pipeline.kinds import Output
 
 
-@dataclass(frozen=True)
-class ToolProgress:
+class ToolEvent:
+    """How far a call is, or how it ended."""
+
+
+class ToolProgress(ToolEvent):
     """A stage works on the call."""
 
 
 @dataclass(frozen=True)
-class ToolImage:
-    """An image, or a preview of one.
-
-    Attributes:
-        facts: its format and size in OpenAI's names; they may differ from the request's.
-        preview: number of the preview; None: the image itself.
-    """
-
-    image_base64: str
-    facts: dict[str, str]
-    preview: int | None = None
-
-    @property
-    def url(self) -> str:
-        return image_url(self.image_base64, self.facts["output_format"])
-
-
-@dataclass(frozen=True)
-class ToolResult:
-    """The result of a tool that makes no image. `members`: of its item in a response."""
+class ToolPreview(ToolEvent):
+    """A preview of an image. `members`: of its event in a response."""
 
     members: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ToolFailure:
+class ToolResult(ToolEvent):
+    """The result of a call.
+
+    Attributes:
+        members: of the call's item: a file is `result`, a text for the model `output`.
+        output: what the client gets; None: nothing but the item.
+    """
+
+    members: dict[str, Any]
+    output: Output | None = None
+
+
+@dataclass(frozen=True)
+class ToolFailure(ToolEvent):
+    """`output`: what the client does not get."""
+
     error: ApiError
+    output: Output | None
 
-
-ToolEvent = ToolProgress | ToolImage | ToolResult | ToolFailure
+    @property
+    def members(self) -> dict[str, Any]:
+        """Of the call's item."""
+        return {"error": {"type": self.error.kind, "code": self.error.code, "message": self.error.message}}
 
 
 def image_url(image_base64: str, file_format: str) -> str:
@@ -49,6 +54,6 @@ def image_url(image_base64: str, file_format: str) -> str:
     return f"data:image/{file_format};base64,{image_base64}"
 
 
-def is_last(event: ToolEvent) -> bool:
-    """Whether the event ends its call."""
-    return isinstance(event, ToolResult | ToolFailure) or (isinstance(event, ToolImage) and event.preview is None)
+def made_url(item: Mapping[str, Any]) -> str:
+    """The image of a call's item as a data URL."""
+    return image_url(item["result"], item.get("output_format") or "png")

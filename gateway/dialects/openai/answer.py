@@ -3,15 +3,16 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pybase64
 
-from gateway.answers.answer import Answer, WholeAnswer, logprobs
-from gateway.answers.tools.events import ToolFailure, ToolImage
+from gateway.answers.answer import Answer, WholeAnswer, logprobs, member_of
+from gateway.answers.tools.events import ToolFailure, ToolPreview, ToolResult, image_url
 from gateway.answers.turn import AnswerEvent
 from gateway.media.encode import encode_audio
 from gateway.pipeline.events import AudioDelta, Finished, PromptRead, TextDelta
+from gateway.pipeline.kinds import Output
 
 
 def choice(
@@ -24,7 +25,7 @@ def choice(
 
 def chunk(
     index: int,
-    modality: Literal["text", "audio", "image"],
+    modality: Output,
     delta: dict[str, Any],
     tokens: list[dict[str, Any]] | None = None,
     finish_reason: str | None = None,
@@ -61,14 +62,13 @@ class StreamedAnswer(Answer):
                     yield chunk(self.index, "text", body, tokens)
             case AudioDelta(pcm16):
                 yield self._audio_chunk(pcm16)
-            case ToolImage(preview=None):
-                yield chunk(self.index, "image", {"images": self.images[-1:]})
-            case ToolImage(preview=preview):
-                url = {"type": "image_url", "image_url": {"url": event.url}}
-                partial = url | {"index": len(self.images), "partial_image_index": preview}
+            case ToolPreview(members):
+                url = image_url(members["partial_image_b64"], members["output_format"])
+                partial = {"type": "image_url", "image_url": {"url": url}, "index": len(self.made["images"])}
+                partial["partial_image_index"] = members["partial_image_index"]
                 yield chunk(self.index, "image", {"partial_images": [partial]})
-            case ToolFailure():
-                yield chunk(self.index, "image", {"image_errors": self.image_errors[-1:]})
+            case ToolResult() | ToolFailure() if event.output:
+                yield chunk(self.index, event.output, {member_of(event): self.made[member_of(event)][-1:]})
             case Finished():
                 if self.audio_bytes and self.transcribed < len(self.text):
                     yield self._audio_chunk(b"")
@@ -97,8 +97,7 @@ async def whole_choice(answer: WholeAnswer, audio_format: str, wants_logprobs: b
     more = {
         "reasoning_content": answer.reasoning,
         "tool_calls": calls,
-        "images": answer.images,
-        "image_errors": answer.image_errors,
+        **dict(sorted(answer.made.items(), reverse=True)),  # images before image_errors
     }
     message |= {name: value for name, value in more.items() if value}
     if answer.samples:

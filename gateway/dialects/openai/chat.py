@@ -21,7 +21,7 @@ from gateway.answers.turn import AnswerEvent, TurnEnd, sum_of
 from gateway.answers.turns import Turns
 from gateway.dialects.openai.answer import StreamedAnswer, choice, chunk, whole_choice
 from gateway.errors import in_own_terms
-from gateway.http.connection import DONE, admitted, drain, owner_of, respond, sse
+from gateway.http.connection import DONE, admitted, drain, key_of, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import TextDelta
@@ -65,6 +65,10 @@ class _BaseRun:
 
 
 class ChatRun(_BaseRun):
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
+        super().__init__(gateway, request, http.state)
+        self._key, self._owner = key_of(http), owner_of(http)
+
     async def stream(self) -> AsyncGenerator[bytes, None]:
         options, answers = self._request.stream_options or StreamOptions(), self._new(StreamedAnswer)
         code2wav = self._gateway.pipeline.info("code2wav")
@@ -131,7 +135,7 @@ class ChatRun(_BaseRun):
     async def _turns(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """The events of all turns and tools as those of one answer. Raises ApiError."""
         dialog = ChatDialog(self._gateway, self._request, self._owner)
-        rules = Rules(previews=bool(self._request.stream))
+        rules = Rules(previews=bool(self._request.stream), key=self._key)
         turns = Turns(self._gateway, dialog, dialog.tools, rules, self._meter)
         has_text = is_next = False
         async with aclosing(turns.events()) as events:

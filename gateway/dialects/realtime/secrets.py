@@ -12,8 +12,8 @@ from starlette.requests import HTTPConnection
 from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, presented_key
 from gateway.answers.catalog import not_reached
 from gateway.answers.gateway import Gateway
-from gateway.answers.tools.schema import IMAGE_TOOL
-from gateway.dialects.realtime.output.drawing import check_tool
+from gateway.answers.tools.registry import offered
+from gateway.dialects.realtime.output.tools import check_tools
 from gateway.dialects.realtime.settings.session import Session
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, key_of
@@ -44,9 +44,8 @@ def new_session(gateway: Gateway, **members: Any) -> Session:
     model = gateway.catalog.model_of(stage)
     if model is None:
         raise not_reached(stage)
-    outputs = gateway.pipeline.config.outputs
-    draws = IMAGE_TOOL in gateway.settings.hosted_tools and outputs.image is not None
-    return Session.new(model, gateway.pipeline.voices, speaks=outputs.speech is not None, draws=draws, **members)
+    members |= {"speaks": gateway.pipeline.config.outputs.speech is not None, "hosted_tools": offered(gateway)}
+    return Session.new(model, gateway.pipeline.voices, **members)
 
 
 class ExpiresAfter(BaseModel):
@@ -73,7 +72,7 @@ async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(
     except ValueError:
         raise invalid("session", "has a number that JSON does not know: NaN or Infinity") from None
     session = new_session(gateway).updated(patch)
-    check_tool(gateway, session)
+    check_tools(gateway, session)
     lifetime = request.expires_after or ExpiresAfter()
     text, secret = http.app.state.client_secrets.make(key_of(http), patch, lifetime.seconds)
     body = {"value": text, "expires_at": secret.expires_at, "session": session.public()}

@@ -14,9 +14,9 @@ from gateway.dialects.realtime.events import ClientEvent, RealtimeError, in_thre
 from gateway.dialects.realtime.input.input_buffer import InputBuffer
 from gateway.dialects.realtime.input.transcriber import Transcriber
 from gateway.dialects.realtime.input.turn_listener import TurnListener
-from gateway.dialects.realtime.output.drawing import check_tool
 from gateway.dialects.realtime.output.outbox import Outbox
 from gateway.dialects.realtime.output.responses import Request, Response, check_metadata
+from gateway.dialects.realtime.output.tools import check_tools
 from gateway.dialects.realtime.settings.session import Session
 from gateway.listening.detector import DetectorError
 
@@ -76,7 +76,7 @@ class SessionHandler:
 
     async def _update(self, event: events.SessionUpdate) -> None:
         session = self.session.updated(event.session)
-        check_tool(self._gateway, session)
+        check_tools(self._gateway, session)
         if self._has_spoken() and session.voice != self.session.voice:
             reason = "cannot change once the model has spoken"
             raise wrong("session.audio.output.voice", reason, "cannot_update_voice")
@@ -167,7 +167,7 @@ class SessionHandler:
         if conversation == "auto":
             self._check_idle()
         session = self.session.for_response(request)
-        check_tool(self._gateway, session, "response")
+        check_tools(self._gateway, session, "response")
         items = None
         if input_ is not None:
             items = await asyncio.to_thread(parse_items, input_, self.session.input_format, self.conversation.find)

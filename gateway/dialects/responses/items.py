@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gateway.dialects.responses.parts import Item, read_parts, within
+from gateway.answers.tools.registry import TOOLS
+from gateway.dialects.responses.parts import Item, read_parts
 from gateway.errors import invalid
-from gateway.validation import Lenient
+from gateway.validation import Lenient, within
 
 # Items of OpenAI's own tools and models. Clients send them back from other servers; no model here reads them.
 _OTHERS = (
@@ -49,19 +50,16 @@ class Reasoning(Lenient):
     encrypted_content: str | None = None
 
 
-class ImageCall(Lenient):
-    result: str | None = Field(default=None, description="the file in base64; none if it failed")
+class HostedToolCall(Lenient):
+    """A call of a tool that ran here. One that failed has no result."""
+
+    result: str | None = Field(default=None, description="the file of an image or sound, in base64")
     output_format: str | None = None
-    revised_prompt: str | None = None
-    status: str | None = None
-
-
-class MadeCall(Lenient):
-    """A video or sound."""
-
-    prompt: str | None = None
-    video: dict[str, Any] | None = Field(default=None, description="as in /v1/videos; none if it failed")
-    result: str | None = Field(default=None, description="a sound's file in base64; none if it failed")
+    revised_prompt: str | None = Field(default=None, description="of an image")
+    prompt: str | None = Field(default=None, description="of a video or sound")
+    video: dict[str, Any] | None = Field(default=None, description="as in /v1/videos")
+    arguments: str | None = Field(default=None, description="of a call whose result only the model reads")
+    output: str | None = Field(default=None, description="that result")
     status: str | None = None
 
 
@@ -76,15 +74,17 @@ _ITEMS: dict[str, tuple[type[Lenient], str]] = {
     "function_call": (FunctionCall, "fc"),
     "function_call_output": (FunctionCallOutput, "fco"),
     "reasoning": (Reasoning, "rs"),
-    "image_generation_call": (ImageCall, "ig"),
-    "video_generation_call": (MadeCall, "mk"),
-    "sound_generation_call": (MadeCall, "mk"),
-    "item_reference": (Reference, ""),
 }
 
 
+def _kinds() -> dict[str, tuple[type[Lenient], str]]:
+    """By type: the model, and the prefix of ids."""
+    calls = {f"{name}_call": (HostedToolCall, "ig" if tool.output == "image" else "mk") for name, tool in TOOLS.items()}
+    return {**_ITEMS, **calls, "item_reference": (Reference, "")}
+
+
 def new_item_id(kind: str) -> str:
-    return new_id(_ITEMS[kind][1])
+    return new_id(_kinds()[kind][1])
 
 
 def read_items(given: str | Sequence[Any], field: str = "input") -> list[Item]:
@@ -94,20 +94,22 @@ def read_items(given: str | Sequence[Any], field: str = "input") -> list[Item]:
     if len(given) > MAX_ITEMS:
         raise invalid(field, f"has {len(given)} items; at most {MAX_ITEMS} are taken")
     items = [_item(each, f"{field}[{i}]") for i, each in enumerate(given)]
-    return [item for item in items if item["type"] not in OTHER_ITEMS]
+    return [item for item in items if item is not None]
 
 
-def _item(given: Any, field: str) -> Item:
+def _item(given: Any, field: str) -> Item | None:
+    """None: an item of other servers' tools."""
     if not isinstance(given, dict):
         raise invalid(field, "must be an item, an object with a type", "invalid_type")
     kind = given.get("type", "message" if "role" in given else None)
+    kinds = _kinds()
     if not isinstance(kind, str):
-        raise invalid(f"{field}.type", f"required: one of {', '.join(_ITEMS)}")
-    if kind in OTHER_ITEMS:
-        return {"type": kind}
-    if kind not in _ITEMS:
-        raise invalid(f"{field}.type", f"{kind[:40]!r} is no item that is read here; use {', '.join(_ITEMS)}")
-    within(_ITEMS[kind][0], given, field)
+        raise invalid(f"{field}.type", f"required: one of {', '.join(kinds)}")
+    if kind in OTHER_ITEMS and kind not in kinds:
+        return None
+    if kind not in kinds:
+        raise invalid(f"{field}.type", f"{kind[:40]!r} is no item that is read here; use {', '.join(kinds)}")
+    within(kinds[kind][0], given, field)
     item: Item = {name: value for name, value in given.items() if value is not None} | {"type": kind}
     if kind == "item_reference":
         return item

@@ -15,10 +15,9 @@ from gateway.answers.request import (
     Tool,
     ToolChoice,
 )
-from gateway.answers.tools.calls import arguments_of
-from gateway.answers.tools.events import image_url
-from gateway.answers.tools.registry import TOOLS
-from gateway.answers.tools.schema import IMAGE_TOOL
+from gateway.answers.tools.calls import HostedTool
+from gateway.answers.tools.events import made_url
+from gateway.answers.tools.registry import tool_of
 from gateway.dialects.responses.parts import Item, chat_parts, image_part
 from gateway.dialects.responses.schema import ResponseRequest, TextFormat
 from gateway.errors import invalid
@@ -53,8 +52,8 @@ class Messages:
             case "reasoning":
                 message = self._assistant(place, "content", "tool_calls", "reasoning_content")
                 message.reasoning_content = thought(item)
-            case "image_generation_call" | "video_generation_call" | "sound_generation_call":
-                self._hosted(place, item)
+            case kind if (tool := tool_of(kind)) is not None:
+                self._hosted(place, item, tool)
 
     def _add(self, place: str, message: Any) -> None:
         self.messages.append(message)
@@ -89,30 +88,23 @@ class Messages:
             raise invalid(f"{place}.call_id", f"no call {call_id[:64]!r} comes before it; send the function_call too")
         self._add(place, conversation.ToolMessage(role="tool", content=parts, tool_call_id=call_id))
 
-    def _hosted(self, place: str, item: Item) -> None:
+    def _hosted(self, place: str, item: Item, tool: type[HostedTool]) -> None:
         """The call of a tool that ran here, and its result as the model reads it."""
-        name = item["type"].removesuffix("_call")
-        prompt = (item.get("revised_prompt") if name == IMAGE_TOOL else item.get("prompt")) or ""
-        self._call(place, item["id"], name, arguments_of(prompt))
-        fault = item.get("error")
-        why_not = fault.get("message") if isinstance(fault, dict) else "the reason is not known"
-        is_made = item.get("result") or (name != IMAGE_TOOL and item.get("video"))
-        came = TOOLS[name].done if is_made else f"{TOOLS[name].failed}{why_not}"
+        self._call(place, item["id"], tool.name, tool.arguments(item))
+        product = "video" if tool.output == "video" else "result"
+        is_made = item["status"] == "completed" if tool.output is None else bool(item.get(product))
+        came = tool.result(item, is_made, "the reason is not known")
         parts: list[Any] = [conversation.TextPart(type="text", text=came)]
-        if is_made and name == IMAGE_TOOL and self.sees_images:
+        if is_made and tool.output == "image" and self.sees_images:
             parts.append(image_part(made_url(item)))
         self._output(place, item["id"], parts)
-
-
-def made_url(item: Item) -> str:
-    """The picture of an image_generation_call as a data URL."""
-    return image_url(item["result"], item.get("output_format") or "png")
 
 
 def last_picture(items: Sequence[Item]) -> str | None:
     """URL of the last picture, made here or sent by the user."""
     for item in reversed(items):
-        if item["type"] == "image_generation_call" and item.get("result"):
+        tool = tool_of(item["type"])
+        if tool is not None and tool.output == "image" and item.get("result"):
             return made_url(item)
         if item["type"] == "message" and item["role"] == "user":
             urls = [part.get("image_url") for part in item["content"] if part["type"] == "input_image"]

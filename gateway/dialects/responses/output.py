@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolImage, ToolProgress, ToolResult
+from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolPreview, ToolProgress, ToolResult
 from gateway.dialects.responses.items import new_item_id
 from gateway.dialects.responses.messages import sealed
 from gateway.dialects.responses.parts import Item
@@ -117,11 +117,11 @@ class CallOutput(OutputItem):
 
 
 class HostedOutput(OutputItem):
-    """A call of a tool that runs here. `tool`: its name."""
+    """A call of a tool that runs here. `tool`: its name; `members`: further ones of the item."""
 
-    def __init__(self, index: int, tool: str) -> None:
+    def __init__(self, index: int, tool: str, members: Item) -> None:
         self._type = f"{tool}_call"
-        super().__init__(index, self._type)
+        super().__init__(index, self._type, **members)
 
     def open(self) -> Iterator[ResponseEvent]:
         yield from super().open()
@@ -132,18 +132,12 @@ class HostedOutput(OutputItem):
             case ToolProgress():
                 self.item["status"] = "generating"
                 yield self.event(f"{self._type}.generating")
-            case ToolImage(image_base64, facts, None):
-                yield from self._made({"result": image_base64, **facts})
-            case ToolResult(members):
-                yield from self._made(members)
-            case ToolImage(image_base64, facts, preview):
-                members = {"partial_image_index": preview, "partial_image_b64": image_base64, **facts}
+            case ToolPreview(members):
                 yield self.event(f"{self._type}.partial_image", **members)
-            case ToolFailure(error):
-                self.item["error"] = {"type": error.kind, "code": error.code, "message": error.message}
+            case ToolResult(members):
+                self.item |= members
+                yield self.event(f"{self._type}.completed")
+                yield from self.close("completed")
+            case ToolFailure():
+                self.item |= event.members
                 yield from self.close("failed")
-
-    def _made(self, members: dict[str, Any]) -> Iterator[ResponseEvent]:
-        self.item |= members
-        yield self.event(f"{self._type}.completed")
-        yield from self.close("completed")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from gateway.answers import conversation
-from gateway.errors import ApiError, invalid
-from gateway.validation import Lenient, validated
+from gateway.errors import invalid
+from gateway.validation import Lenient, within
 
 Item = dict[str, Any]
 """An item or a part in OpenAI's form, as it is stored."""
@@ -91,17 +91,6 @@ def read_parts(given: str | list[Any], field: str, role: str) -> list[Item]:
         within(_PARTS[kind], part, where)
         parts.append({name: value for name, value in part.items() if value is not None})
     return parts
-
-
-def within(model: type[BaseModel], members: dict[str, Any], field: str) -> Any:
-    """Validates `members`. Raises ApiError: 400 naming the member in `field`."""
-    try:
-        return validated(model, members)
-    except ApiError as error:
-        inner = error.param or ""
-        error.message = f"{field}.{error.message}" if inner else f"{field}: {error.message}"
-        error.param = f"{field}.{inner}" if inner else field
-        raise
 
 
 def chat_parts(parts: str | Sequence[Item], field: str) -> list[Any]:

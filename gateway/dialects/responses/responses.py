@@ -10,7 +10,6 @@ import structlog
 
 from gateway.access.api_keys import ApiKey
 from gateway.answers.gateway import Gateway
-from gateway.answers.tools.calls import hold_nothing
 from gateway.answers.tools.registry import available
 from gateway.dialects.responses.items import new_id, read_items
 from gateway.dialects.responses.output import ResponseEvent
@@ -118,9 +117,7 @@ class Responses:
             raise invalid("input", "required, but missing", "missing_required_parameter")
         response_id = new_id("resp")
         name = response_id if request.background else request_id
-        spec = ResponseSpec(
-            request, tools, earlier, items, response_id, name, owner, log_fields, key.hold if key else hold_nothing
-        )
+        spec = ResponseSpec(request, tools, earlier, items, response_id, name, key, log_fields)
         log_fields |= {"response_id": response_id, "stream": bool(request.stream)}
         return ResponseRun(self.gateway, spec, self._keep)
 

@@ -10,7 +10,7 @@ import structlog
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.tools.calls import MAX_CALLS, Rules
-from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
+from gateway.answers.tools.events import ToolEvent
 from gateway.answers.turn import NextTurn, ToolStart, TurnEnd
 from gateway.answers.turns import Turns
 from gateway.dialects.responses.dialog import ResponseDialog
@@ -38,7 +38,7 @@ class ResponseRun:
         self._turn_outputs: list[TurnOutput] = []
         self._meter = Meter(spec.request_id, gateway.settings.request_timeout_s, spec.log, spec.arrived)
         request = spec.request
-        rules = Rules(request.max_tool_calls or MAX_CALLS, bool(request.stream), spec.owner, spec.hold)
+        rules = Rules(request.max_tool_calls or MAX_CALLS, bool(request.stream), spec.key)
         tools = {name: tool for name, (tool, _) in spec.tools.hosted.items()}
         self._turns = Turns(gateway, ResponseDialog(gateway, spec, self._outputs), tools, rules, self._meter)
         self.error: ApiError | None = None
@@ -134,11 +134,11 @@ class ResponseRun:
                         rendered = turn.take(PromptRead(tokens, ""))
                     case TurnEnd(ended):
                         rendered = await asyncio.to_thread(list, turn.close(ended, audio_format))
-                    case ToolStart(call):
-                        hosted = HostedOutput(len(self._outputs), call.name)
+                    case ToolStart(name, members):
+                        hosted = HostedOutput(len(self._outputs), name, members)
                         self._outputs.append(hosted)
                         rendered = hosted.open()
-                    case ToolProgress() | ToolImage() | ToolResult() | ToolFailure():
+                    case ToolEvent():
                         assert hosted is not None
                         rendered = hosted.take(event)
                     case _:

@@ -82,7 +82,7 @@ class ResponseRequest(_ThinkerSampling):
     safety_identifier: str | None = Field(default=None, description="accepted; without effect")
     service_tier: str | None = Field(default=None, description="accepted; without effect")
     text: TextOptions | None = None
-    tools: list[Any] | None = Field(default=None, description="functions, and image_generation; others are left out")
+    tools: list[Any] | None = Field(default=None, description="functions, and tools that run here; others are left out")
     tool_choice: Any = Field(
         default=None, description='"none", "auto", "required", {type: function, name}, {type: image_generation}'
     )

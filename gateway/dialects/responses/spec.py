@@ -2,10 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gateway.access.api_keys import ApiKey
 from gateway.answers.answer import WholeAnswer, usage
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.schema import ResponseRequest
@@ -30,9 +31,8 @@ class ResponseSpec:
         earlier: items before its own, each with the request's member that named them.
         items: its own.
         request_id: names it in every stage.
-        owner: name of the API key; None where there are no keys.
+        key: whose response it is; None where there are no keys.
         log: fields of the log line, filled in.
-        hold: as of `Rules`.
         created_at: Unix seconds.
         arrived: `time.monotonic()` then.
     """
@@ -43,11 +43,15 @@ class ResponseSpec:
     items: Sequence[Item]
     id: str
     request_id: str
-    owner: str | None
+    key: ApiKey | None
     log: dict[str, Any]
-    hold: Callable[[], Callable[[], None]]
     created_at: int = field(default_factory=lambda: int(time.time()))
     arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def owner(self) -> str | None:
+        """The key's name."""
+        return self.key and self.key.name
 
     def public(
         self, status: Status, output: Sequence[Item], answers: Sequence[WholeAnswer], error: ApiError | None

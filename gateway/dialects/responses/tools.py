@@ -8,10 +8,9 @@ from pydantic import Field
 
 from gateway.answers.request import FunctionTool, NamedFunction, Tool, ToolChoice
 from gateway.answers.tools.calls import HostedTool
-from gateway.answers.tools.registry import TOOLS
-from gateway.dialects.responses.parts import within
+from gateway.answers.tools.registry import TOOLS, read_tool
 from gateway.errors import invalid
-from gateway.validation import Lenient
+from gateway.validation import Lenient, within
 
 _MODES = ("none", "auto", "required")
 
@@ -57,7 +56,7 @@ def _add(tools: Tools, tool: Any, place: str, runs: Collection[str]) -> None:
     if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
         raise invalid(place, "must be a tool, an object with a type", "invalid_type")
     if tool["type"] == "function":
-        function: Function = within(Function, tool, place)
+        function = within(Function, tool, place)
         if function.name in TOOLS:
             raise invalid(f"{place}.name", f"{function.name!r} is the name of a tool that runs here; take another")
         described = FunctionTool(name=function.name, description=function.description, parameters=function.parameters)
@@ -66,8 +65,7 @@ def _add(tools: Tools, tool: Any, place: str, runs: Collection[str]) -> None:
     elif tool["type"] in runs:
         if tool["type"] in tools.hosted:
             raise invalid(place, f"{tool['type']} is there twice")
-        hosted = TOOLS[tool["type"]]
-        tools.hosted[hosted.name] = hosted(within(hosted.schema, tool, place)), place
+        tools.hosted[tool["type"]] = read_tool(tool, place), place
         tools.public.append(tool)
 
 
@@ -82,7 +80,7 @@ def _choice(tools: Tools, choice: Any) -> ToolChoice | None:
         return ToolChoice(type=choice) if tools.public else None
     if not isinstance(choice, dict):
         raise invalid("tool_choice", "must be a text, or an object with a type", "invalid_type")
-    named: NamedTool = within(NamedTool, choice, "tool_choice")
+    named = within(NamedTool, choice, "tool_choice")
     if named.type == "allowed_tools":
         return _allowed(tools, choice)
     runs_here = named.type in TOOLS

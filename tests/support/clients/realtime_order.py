@@ -184,7 +184,7 @@ class Order:
         self._content(kind, event, output)
 
     def _content(self, kind: str, event: Event, output: _Output) -> None:
-        is_call = output.item["type"] in ("function_call", "image_generation_call")
+        is_call = output.item["type"].endswith("_call")
         if kind == "response.content_part.added":
             assert not output.part_is_open
             assert not output.ended

@@ -60,7 +60,7 @@ class Item:
 
     @property
     def kind(self) -> str:
-        """ "message", "function_call", "function_call_output" or "image_generation_call"."""
+        """ "message", "function_call", "function_call_output", or that of a hosted tool's call."""
         return self.members["type"]
 
     @property

@@ -9,9 +9,8 @@ from typing import Any
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import MAX_START_BYTES, attach, fill_tools, talker_sampling
 from gateway.answers.request import Tool
-from gateway.answers.tools.calls import arguments_of
-from gateway.answers.tools.registry import ImageGenerator
-from gateway.answers.tools.schema import IMAGE_TOOL
+from gateway.answers.tools.calls import HostedTool
+from gateway.answers.tools.registry import tool_of
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.conversation.items import Item, SampledAnswer
 from gateway.dialects.realtime.settings.session import RetentionRatio, Session
@@ -62,11 +61,11 @@ class Prompt:
         limit = truncation.post_instructions if isinstance(truncation, RetentionRatio) else None
         return self if limit is None or tokens <= limit else self.shortened() or self
 
-    def job(self, gateway: Gateway, request_id: str, tool: Tool | None = None, is_first: bool = True) -> Job:
+    def job(self, gateway: Gateway, request_id: str, hosted: Sequence[Tool] = (), is_first: bool = True) -> Job:
         """The job of a turn. Blocking.
 
         Args:
-            tool: image_generation; None: it is not offered.
+            hosted: tools that run here, if they are offered.
             is_first: whether the session's tool_choice counts.
 
         Raises:
@@ -78,7 +77,7 @@ class Prompt:
             start.messages.add(role="system").content.add(text=instructions)
         sees_images = thinker is not None and "image" in thinker.input_modalities
         late = attach([media for turn in _turns(self.items) for media in _fill(start, *turn, sees_images)])
-        self._fill_tools(start, tool, is_first)
+        self._fill_tools(start, hosted, is_first)
         if not start.messages:
             raise ApiError(400, "there is nothing to answer: no instructions, and no items", None, "empty_conversation")
         if start.ByteSize() > MAX_START_BYTES:
@@ -100,12 +99,11 @@ class Prompt:
             values["max_tokens"] = most
         return thinker_pb2.SamplingParameters(**values)
 
-    def _fill_tools(self, start: thinker_pb2.GenerateStart, hosted: Tool | None, with_choice: bool) -> None:
+    def _fill_tools(self, start: thinker_pb2.GenerateStart, hosted: Sequence[Tool], with_choice: bool) -> None:
         for tool in self.session.tools:
             parameters = "" if tool.parameters is None else json.dumps(tool.parameters, ensure_ascii=False)
             start.tools.add(name=tool.name, description=tool.description or "", parameters_json=parameters)
-        if hosted is not None:
-            fill_tools(start, [hosted], None)
+        fill_tools(start, hosted, None)
         if start.tools and with_choice:
             choice, name = self.session.tool_choice
             start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=f"MODE_{choice.upper()}", name=name or ""))
@@ -136,8 +134,8 @@ def _fill(
             _assistant(start).tool_calls.add(id=item.members["call_id"], name=name, arguments_json=arguments)
     elif item.kind == "function_call_output":
         start.messages.add(role="tool", tool_call_id=item.members["call_id"]).content.add(text=item.members["output"])
-    elif item.kind == "image_generation_call":
-        return _fill_image(start, item, sees_images)
+    elif (tool := tool_of(item.kind)) is not None:
+        return _fill_call(start, item, tool, sees_images)
     elif item.role == "assistant":
         if text := "".join(part.get("text") or part.get("transcript") or "" for part in item.content):
             start.messages.add(role="assistant").content.add(text=text)
@@ -146,17 +144,13 @@ def _fill(
     return []
 
 
-def _fill_image(start: thinker_pb2.GenerateStart, item: Item, sees_images: bool) -> list[_Media]:
-    """Adds a call of image_generation and its result."""
-    arguments = arguments_of(item.members.get("revised_prompt", ""))
-    _assistant(start).tool_calls.add(id=item.id, name=IMAGE_TOOL, arguments_json=arguments)
+def _fill_call(start: thinker_pb2.GenerateStart, item: Item, tool: type[HostedTool], sees_images: bool) -> list[_Media]:
+    """Adds a call of a tool that ran here, and its result."""
+    arguments, is_made = tool.arguments(item.members), item.members["status"] == "completed"
+    _assistant(start).tool_calls.add(id=item.id, name=tool.name, arguments_json=arguments)
     result = start.messages.add(role="tool", tool_call_id=item.id)
-    if not item.images:
-        fault = item.members.get("error", {"message": "it was cancelled"})
-        result.content.add(text=ImageGenerator.failed + fault["message"])
-        return []
-    result.content.add(text=ImageGenerator.done)
-    if not sees_images:
+    result.content.add(text=tool.result(item.members, is_made, "it was cancelled"))
+    if not item.images or not sees_images:
         return []
     media = media_pb2.Media(kind=media_pb2.MEDIA_KIND_IMAGE, field=item.id)
     return [(result.content.add(media=media).media, item.images[0])]

@@ -1,16 +1,16 @@
 """The conversation of a realtime response, for the answer loop."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.tools.registry import ImageGenerator
+from gateway.answers.tools.calls import HostedTool
 from gateway.answers.turns import Dialog
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
-from gateway.dialects.realtime.output.drawing import last_picture
 from gateway.dialects.realtime.output.response_output import ResponseOutput
+from gateway.dialects.realtime.output.tools import last_image
 from gateway.pipeline.run import Job
 
 
@@ -18,17 +18,17 @@ class PromptDialog(Dialog):
     """The items of a prompt, and those of its response, `outputs`, which grow by turns and results.
 
     Args:
-        tool: image_generation; None: the session does not have it.
+        tools: of the session, that run here.
     """
 
-    def __init__(self, gateway: Gateway, prompt: Prompt, tool: ImageGenerator | None, outputs: ResponseOutput) -> None:
-        self._gateway, self._first, self._tool, self._outputs = gateway, prompt, tool, outputs
+    def __init__(self, gateway: Gateway, prompt: Prompt, tools: Iterable[HostedTool], outputs: ResponseOutput) -> None:
+        self._gateway, self._first, self._tools, self._outputs = gateway, prompt, tools, outputs
         self._prompt = prompt
 
     async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
-        tool = self._tool.function() if self._tool is not None and offers_tools else None
+        hosted = [tool.function() for tool in self._tools if offers_tools]
         prompt = replace(self._prompt, items=self._items())
-        return await asyncio.to_thread(prompt.job, self._gateway, request_id, tool, is_first)
+        return await asyncio.to_thread(prompt.job, self._gateway, request_id, hosted, is_first)
 
     def shorten(self) -> bool:
         shorter = None if self._outputs else self._prompt.shortened()
@@ -36,7 +36,7 @@ class PromptDialog(Dialog):
         return shorter is not None
 
     def last_image(self) -> str | None:
-        return last_picture(self._items())
+        return last_image(self._items())
 
     def own_name(self, member: str) -> str:
         return member

@@ -5,9 +5,9 @@ from array import array
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item, SampledAnswer
 from gateway.dialects.realtime.events import new_id
-from gateway.dialects.realtime.output.drawing import PictureOutput
 from gateway.dialects.realtime.output.outbox import EventGate
 from gateway.dialects.realtime.output.response_item import OutputCall, OutputMessage, ResponseItem
+from gateway.dialects.realtime.output.tools import ToolOutput
 from gateway.dialects.realtime.settings.session import Session
 from gateway.pipeline.events import AudioDelta, Event, TextDelta, TextEnd
 from quartet.v1 import thinker_pb2
@@ -52,10 +52,10 @@ class ResponseOutput:
                 for call in () if cut_short else self._calls.values():  # the client can run it before the sound ends
                     self._gate.add(call.close("completed"))
 
-    def new_picture(self) -> PictureOutput:
-        picture = PictureOutput(self._response_id, len(self._all))
-        self._open(picture)
-        return picture
+    def open_item(self, output: ResponseItem) -> None:
+        self._all.append(output)
+        output.conversation = self._conversation
+        self._gate.add(output.open())
 
     def end_message(self) -> None:
         """Ends the message: further text starts another."""
@@ -69,7 +69,7 @@ class ResponseOutput:
             self._gate.drop_sound()
             if self._message is not None:
                 self._message.cut()
-        elif self._ids_reusable and not any(each.item.is_cut or isinstance(each, PictureOutput) for each in self._all):
+        elif self._ids_reusable and not any(each.item.is_cut or isinstance(each, ToolOutput) for each in self._all):
             sampled = SampledAnswer(self._token_ids, tuple(item.id for item in self.items))
             for item in self.items:
                 item.sampled = sampled
@@ -79,7 +79,7 @@ class ResponseOutput:
     def _opened_message(self, rate_hz: int | None) -> OutputMessage:
         if self._message is None:
             self._message = OutputMessage(self._response_id, len(self._all), self._session, rate_hz)
-            self._open(self._message)
+            self.open_item(self._message)
         return self._message
 
     def _call(self, delta: thinker_pb2.ToolCallDelta) -> None:
@@ -87,11 +87,6 @@ class ResponseOutput:
             # not the thinker's id: OpenAI's have at most 32 characters, and clients shorten longer ones
             call = OutputCall(self._response_id, len(self._all), delta.name, new_id("call"))
             self._calls[delta.index] = call
-            self._open(call)
+            self.open_item(call)
         if delta.arguments_json:
             self._gate.add(self._calls[delta.index].arguments(delta.arguments_json))
-
-    def _open(self, output: ResponseItem) -> None:
-        self._all.append(output)
-        output.conversation = self._conversation
-        self._gate.add(output.open())

@@ -16,18 +16,18 @@ from gateway.answers.answer import usage as chat_usage
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.tools.calls import Rules
-from gateway.answers.tools.events import ToolFailure, ToolImage, ToolProgress, ToolResult
+from gateway.answers.tools.events import ToolEvent
 from gateway.answers.turn import NextTurn, ToolStart, TurnEnd, sum_of
 from gateway.answers.turns import Turns
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
 from gateway.dialects.realtime.events import new_id, wrong
-from gateway.dialects.realtime.output.drawing import PictureOutput, image_tool
 from gateway.dialects.realtime.output.outbox import EventGate, Outbox
 from gateway.dialects.realtime.output.prompt_dialog import PromptDialog
 from gateway.dialects.realtime.output.response_output import ResponseOutput
 from gateway.dialects.realtime.output.server_events import ResponseEnd, ServerEvent
+from gateway.dialects.realtime.output.tools import ToolOutput, hosted_tools
 from gateway.errors import ApiError, gateway_fault, in_own_terms
 from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE
@@ -75,11 +75,10 @@ class Response:
         self._answer = Answer(0, self.id, 0)
         self._gate = EventGate(outbox, request.conversation, speculative)
         self._outputs = ResponseOutput(self.id, request.prompt.session, request.conversation, self._gate)
-        _, hosted = image_tool(request.prompt.session)
-        self._dialog = PromptDialog(gateway, request.prompt, hosted, self._outputs)
+        tools = {tool.name: tool for _, tool in hosted_tools(request.prompt.session)}
+        self._dialog = PromptDialog(gateway, request.prompt, tools.values(), self._outputs)
         self._meter = Meter(self.id, gateway.settings.request_timeout_s)
-        tools = {} if hosted is None else {hosted.name: hosted}
-        self._turns = Turns(gateway, self._dialog, tools, Rules(previews=True), self._meter)
+        self._turns = Turns(gateway, self._dialog, tools, Rules(previews=True, key=request.key), self._meter)
         self._left_out: Sequence[Item] = ()
         self._made: asyncio.Task[None] | None = None
         self._reason: str | None = None
@@ -174,7 +173,7 @@ class Response:
 
     async def _answered(self) -> None:
         """Makes client events of the answer loop's. Raises ApiError."""
-        picture: PictureOutput | None = None
+        call: ToolOutput | None = None
         async with aclosing(self._turns.events()) as events:
             async for event in events:
                 match event:
@@ -184,12 +183,13 @@ class Response:
                             self._left_out = self._dialog.left_out(self._answer.prompt.prompt_tokens)
                         if turn.hosted and not turn.is_cut_short:
                             self._outputs.end_message()
-                    case ToolStart():
-                        await self._gate.open.wait()  # an image is made only for an answer that the client knows of
-                        picture = self._outputs.new_picture()
-                    case ToolProgress() | ToolImage() | ToolResult() | ToolFailure():
-                        assert picture is not None
-                        self._gate.add(picture.take(event))
+                    case ToolStart(name, members):
+                        await self._gate.open.wait()  # a tool runs only for an answer that the client knows of
+                        call = ToolOutput(self.id, len(self._outputs), name, members)
+                        self._outputs.open_item(call)
+                    case ToolEvent():
+                        assert call is not None
+                        self._gate.add(call.take(event))
                     case NextTurn():
                         self._answer.end = Finished()
                         self._answer.take(event)

@@ -1,13 +1,12 @@
 """A session's settings."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
-from gateway.answers.tools.schema import IMAGE_TOOL
 from gateway.dialects.realtime.events import from_validation, new_id, wrong
 from gateway.dialects.realtime.settings.session_config import (
     FormatType,
@@ -57,7 +56,7 @@ class Session:
         expires_at: Unix seconds.
         speaks: whether the model has speech.
         lora: adapter that answers; "": none.
-        draws: whether image_generation runs here.
+        hosted_tools: names of the tools that run here.
     """
 
     id: str
@@ -67,7 +66,7 @@ class Session:
     expires_at: int | None = None
     speaks: bool = True
     lora: str = ""
-    draws: bool = False
+    hosted_tools: Collection[str] = ()
 
     @classmethod
     def new(cls, model: str, voices: Sequence[str] = (), type: SessionType = "realtime", **members: Any) -> "Session":
@@ -179,8 +178,8 @@ class Session:
         if not isinstance(choice, dict):
             return choice, None
         name = choice["name"] if choice["type"] == "function" else None
-        if choice["type"] == IMAGE_TOOL and self.draws:
-            name = IMAGE_TOOL
+        if choice["type"] in self.hosted_tools:
+            name = choice["type"]
         return ("auto", None) if name is None else ("function", name)  # tools of other kinds are not used
 
     @property
