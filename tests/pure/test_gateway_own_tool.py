@@ -1,12 +1,15 @@
 """A tool of one's own: one class and one entry of the registry, for chats, Responses and realtime sessions."""
 
 import json
+import sys
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 
+import gateway.__main__ as gateway_program
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.calls import HostedCall, HostedTool
 from gateway.answers.tools.events import ToolEvent, ToolResult
@@ -145,3 +148,11 @@ async def test_its_settings_are_checked(gateway: Running) -> None:
     async with session(gateway) as client:
         error = await client.refusal("session.update", session={"tools": tools})
         assert error["param"] == "session.tools[0].unit"
+
+
+async def test_a_setting_that_names_no_tool_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    for other in ("logs", "tracing", "create_app", "VideoStore"):  # what the rest of a start would change here
+        monkeypatch.setattr(gateway_program, other, Mock())
+    monkeypatch.setattr(sys, "argv", ["gateway", "--pipeline", "dit", "--hosted-tools", "image_generation,wether"])
+    with pytest.raises(SystemExit, match="there is no tool 'wether'; use image_generation, "):
+        gateway_program.main()

@@ -6,7 +6,7 @@ import pybase64
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.calls import HostedTool
-from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolPreview, ToolProgress, ToolResult, image_url
+from gateway.answers.tools.events import ToolEvent, ToolFailure, ToolPreview, ToolProgress, ToolResult, made_url
 from gateway.answers.tools.registry import read_tool, tool_of
 from gateway.dialects.realtime.conversation.items import Item, new_item
 from gateway.dialects.realtime.events import RealtimeError, wrong
@@ -49,7 +49,7 @@ def last_image(items: Sequence[Item]) -> str | None:
     """URL of the conversation's last image, made here or sent by the user."""
     for item in reversed(items):
         if tool_of(item.kind) is not None and item.images:
-            return image_url(pybase64.b64encode_as_string(item.images[0]), item.members["output_format"])
+            return made_url(item.members | {"result": pybase64.b64encode_as_string(item.images[0])})
         if item.role == "user" and item.images:
             return item.content[max(item.images)]["image_url"]
     return None
