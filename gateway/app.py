@@ -133,7 +133,7 @@ def create_app(
             yield
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
-    app.state.generations = generate.AbortRegistry()
+    app.state.generations = generate.Aborts()
     app.state.client_secrets = ClientSecrets(shared)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if keys is not None:
