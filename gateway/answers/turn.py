@@ -39,10 +39,9 @@ class TurnEnd:
 
 @dataclass(frozen=True)
 class ToolStart:
-    """A tool's events follow. `number`: of the call in the answer, from 1."""
+    """A tool's events follow."""
 
     call: ToolCall
-    number: int
 
 
 AnswerEvent = Event | NextTurn | TurnEnd | ToolStart | ToolEvent

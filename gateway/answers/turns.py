@@ -143,7 +143,7 @@ class Turns:
         """Runs a tool. A call beyond the limit fails, and the model reads why."""
         self._calls += 1
         rules, number = self._rules, self._calls
-        yield ToolStart(call, number)
+        yield ToolStart(call)
         if number > rules.max_calls:
             reason = f"{rules.max_calls} calls of tools that run here are the most of a request"
             yield self._failure(call, ApiError(400, reason, None, "too_many_calls"))
