@@ -85,23 +85,10 @@ async def metrics(http: Request) -> Response:
 
 
 _ENDPOINTS = (
-    chat,
-    adapters,
-    images,
-    models,
-    audio,
-    completions,
-    generate,
-    tokens,
-    speech,
-    speech_stream,
-    transcriptions,
-    videos,
-    voices,
-    secrets,
-    realtime,
-    responses,
-    conversations,
+    *(chat, images, models, audio, completions, speech, speech_stream, transcriptions, videos, voices),
+    *(adapters, generate, tokens),
+    *(secrets, realtime),
+    *(responses, conversations),
     profiling,
 )
 
@@ -133,7 +120,7 @@ def create_app(
             yield
 
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
-    app.state.generations = generate.AbortRegistry()
+    app.state.generations = generate.Aborts()
     app.state.client_secrets = ClientSecrets(shared)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if keys is not None:

@@ -139,6 +139,16 @@ class Store:
             )
 
 
+class ClientStore(Store):
+    """A store whose errors clients get as a 500 that says `fault`."""
+
+    fault: ClassVar[str]
+
+    async def run(self, call: Callable[..., Result], *arguments: Any) -> Result:
+        with store_errors(self.fault):
+            return await super().run(call, *arguments)
+
+
 def required(directory: Path | None, setting: str, what: str) -> Path:
     """Raises StoreError: there is no directory to keep `what` in."""
     if directory is None:

@@ -16,6 +16,7 @@ from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
 from gateway.profiling.fan_out import Profiler
 from gateway.settings import GatewaySettings
+from gateway.store import store_errors
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
 from services.common.telemetry.spans import Spans
@@ -79,7 +80,8 @@ class Gateway:
 
     @cached_property
     def voices(self) -> VoiceStore:
-        """The uploaded voices; opened at the first use. Raises StoreError: there is no place for them."""
-        voices = VoiceStore(self.settings.voices_dir, self.settings.max_voices, self.settings.max_voices_per_key)
+        """The uploaded voices; opened at the first use. Raises ApiError: there is no place for them."""
+        with store_errors(VoiceStore.fault):
+            voices = VoiceStore(self.settings.voices_dir, self.settings.max_voices, self.settings.max_voices_per_key)
         self._opened.push_async_callback(voices.close)
         return voices

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,7 +11,6 @@ from gateway.answers.gateway import Gateway
 from gateway.errors import invalid
 from gateway.media.fetch import decode_base64, media_errors
 from gateway.media.voice_sample import MAX_BYTES, from_flac, read_sample
-from gateway.store import store_errors
 from gateway.validation import Strict
 from quartet.v1 import talker_pb2, tensor_pb2
 from quartet.v1.server_info_pb2 import TalkerInfo
@@ -21,7 +19,6 @@ from services.common.text import match_case
 Task = Literal["CustomVoice", "VoiceDesign", "Base"]
 MAX_SAMPLE_TEXT_CHARACTERS = 2000  # more than anyone says in 30 s
 _MAX_LISTED_VOICES = 50  # in an error
-voice_store_errors = partial(store_errors, "uploaded voices cannot be read or written")
 
 
 class VoiceId(Strict):
@@ -165,10 +162,9 @@ async def _imitate_uploaded(
     assert options.voice is not None
     rate_hz, voices = talker.voice_sample_rate_hz, list(talker.speakers)
     if rate_hz:
-        with voice_store_errors():
-            voice = await gateway.voices.find(options.voice.id, owner)
-            flac = None if voice is None else await gateway.voices.sample(voice)
-            voices += [known.name for known in await gateway.voices.all_of(owner)] if flac is None else []
+        voice = await gateway.voices.find(options.voice.id, owner)
+        flac = None if voice is None else await gateway.voices.sample(voice)
+        voices += [known.name for known in await gateway.voices.all_of(owner)] if flac is None else []
         if voice is not None and flac is not None:
             if options.x_vector_only_mode is False and not voice.text:
                 reason = f"what is said in the sample of {voice.name!r} is not known; leave this out"

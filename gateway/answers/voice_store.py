@@ -4,7 +4,7 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 from gateway.errors import ApiError
-from gateway.store import Store, required
+from gateway.store import ClientStore, required
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ COMMIT;
 """
 
 
-class VoiceStore(Store):
+class VoiceStore(ClientStore):
     """The voices of one directory, which gateways of one machine may share. No `directory` is a StoreError."""
 
-    name, setting = "voices", "voices_dir"
+    name, setting, fault = "voices", "voices_dir", "uploaded voices cannot be read or written"
     schema = _SCHEMA
     # Nothing of a deleted voice stays in the file. No write-ahead log: it would keep what was deleted for longer.
     pragmas = ("auto_vacuum = FULL", "secure_delete = ON")

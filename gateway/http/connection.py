@@ -91,7 +91,7 @@ class StreamedResponse(Response):
 
     Args:
         pieces: may raise ApiError.
-        limit_s: longest time to send the body.
+        limit_s: of the work; the body is cut off a little later.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class StreamedResponse(Response):
     ) -> None:
         super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
-        self._pieces, self._limit_s = pieces, limit_s
+        self._pieces, self._limit_s = pieces, limit_s + LAST_WORD_S
 
     def last_word(self, error: ApiError) -> bytes | None:
         """The last piece of a failed body."""
@@ -149,7 +149,7 @@ async def respond(http: Request, run: Run, streams: bool | None) -> Response:
     """The response of an `admitted` request, whose body was read. Raises ApiError; ClientGone."""
     http.state.log["stream"] = bool(streams)
     if streams:
-        return EventStream(run.stream(), max(0.0, http.state.deadline - time.monotonic()) + LAST_WORD_S)
+        return EventStream(run.stream(), max(0.0, http.state.deadline - time.monotonic()))
     return await while_connected(http.receive, run.whole())
 
 

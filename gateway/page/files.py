@@ -1,7 +1,6 @@
 """The page, which needs no API key: it has no secrets."""
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import APIRouter, Request
@@ -9,25 +8,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 _STATIC = Path(__file__).parent / "static"
-_MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+_MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Nothing but the page's own files runs, and it talks to its own server alone. `blob:` and `data:` are for what was
 # made here, and for the user's own files.
 _POLICY = "; ".join(
     (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "connect-src 'self'",
-        "img-src 'self' data: blob:",
-        "media-src 'self' data: blob:",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
+        *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"),
+        *("img-src 'self' data: blob:", "media-src 'self' data: blob:"),
+        *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
     )
 )
 _HEADERS = {
@@ -41,16 +29,10 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class _File:
-    content: bytes
-    headers: dict[str, str]
-
-
-def _read(path: Path) -> _File:
+def _read(path: Path) -> Response:
     content = path.read_bytes()
     etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    return _File(content, {**_HEADERS, "content-type": _MEDIA_TYPES[path.suffix], "etag": etag})
+    return Response(content, media_type=_MEDIA_TYPES[path.suffix], headers={**_HEADERS, "etag": etag})
 
 
 _FILES = {path.name: _read(path) for path in sorted(_STATIC.iterdir()) if path.suffix in _MEDIA_TYPES}
@@ -72,8 +54,8 @@ async def file(http: Request, name: str) -> Response:
     return _response(http, _FILES[name])
 
 
-def _response(http: Request, file: _File) -> Response:
+def _response(http: Request, file: Response) -> Response:
     known = (tag.strip().removeprefix("W/") for tag in http.headers.get("if-none-match", "").split(","))
     if file.headers["etag"] in known:
         return Response(status_code=304, headers={name: file.headers[name] for name in ("etag", "cache-control")})
-    return Response(file.content, headers=file.headers)
+    return file

@@ -80,9 +80,10 @@ class CompletionRequest(WriterSampling):
             raise invalid("stream_options", "only with stream: true")
 
 
-@router.post(
-    "/v1/completions", openapi_extra=page(CompletionRequest, "text_completion, or with stream: true its chunks")
-)
+_OPENAPI = page(CompletionRequest, "text_completion, or with stream: true its chunks")
+
+
+@router.post("/v1/completions", openapi_extra=_OPENAPI)
 async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues prompts as they are: no chat template, no speech."""
     request = await read_json(http, CompletionRequest)

@@ -19,7 +19,7 @@ from gateway.answers.meter import Meter
 from gateway.answers.sentences import cut
 from gateway.answers.voice_options import SpeakPlan, VoiceOptions, plan_speech
 from gateway.errors import ApiError, in_own_terms, invalid
-from gateway.http.connection import LAST_WORD_S, EventStream, StreamedResponse, admitted, owner_of, sse
+from gateway.http.connection import EventStream, StreamedResponse, admitted, owner_of, sse
 from gateway.http.forms import page, read_json
 from gateway.media.encode import AUDIO_MEDIA_TYPES, BYTES_PER_SAMPLE, AudioStream
 from gateway.pipeline.events import AudioDelta, Finished
@@ -76,10 +76,10 @@ async def speak(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -
     speech_run = await SpeechRun.begin(gateway, request, http)
     pieces = speech_run.cut(request.input)
     if request.stream_format == "sse":
-        return EventStream(_events(speech_run, pieces), limit_s + LAST_WORD_S)
+        return EventStream(_events(speech_run, pieces), limit_s)
     headers = {"x-quartet-sample-rate-hz": str(speech_run.sample_rate_hz), "x-accel-buffering": "no"}
     media_type = MEDIA_TYPES[request.response_format]
-    return StreamedResponse(speech_run.file(pieces), limit_s + LAST_WORD_S, media_type, headers)
+    return StreamedResponse(speech_run.file(pieces), limit_s, media_type, headers)
 
 
 async def _events(speech_run: "SpeechRun", pieces: Sequence[str]) -> AsyncGenerator[bytes, None]:

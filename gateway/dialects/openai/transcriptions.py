@@ -16,7 +16,7 @@ from gateway.answers.transcription.formats import joined, srt, vtt
 from gateway.answers.transcription.request import TranscriptionRequest, TranslationRequest
 from gateway.answers.transcription.run import TranscriptionRun
 from gateway.errors import invalid
-from gateway.http.connection import LAST_WORD_S, EventStream, admitted, drain, sse, while_connected
+from gateway.http.connection import EventStream, admitted, drain, sse, while_connected
 from gateway.http.forms import FILE, page, read_form
 from gateway.http.json_writer import Json
 from gateway.validation import Strict
@@ -56,7 +56,7 @@ async def _respond(http: Request, gateway: Gateway, model: type[TranslationReque
     sound = FileSound(content, request.pauses, limit_s)
     run = TranscriptionRun(gateway, request, sound, http.state.request_id, http.state.log)
     if request.stream:
-        return EventStream(_events(run), limit_s + LAST_WORD_S)
+        return EventStream(_events(run), limit_s)
     return await while_connected(http.receive, _whole(run))
 
 

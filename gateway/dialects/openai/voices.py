@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.voice_options import MAX_SAMPLE_TEXT_CHARACTERS, voice_store_errors
+from gateway.answers.voice_options import MAX_SAMPLE_TEXT_CHARACTERS
 from gateway.answers.voice_store import UploadedVoice
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
@@ -65,8 +65,7 @@ async def list_voices(http: Request) -> dict[str, Any]:
     uploaded: list[dict[str, Any]] = []
     talker = gateway.pipeline.info("talker")
     if talker is not None and talker.voice_sample_rate_hz:
-        with voice_store_errors():
-            uploaded = [_object(voice) for voice in await gateway.voices.all_of(owner_of(http))]
+        uploaded = [_object(voice) for voice in await gateway.voices.all_of(owner_of(http))]
     return {
         "object": "list",
         "voices": [*names, *(voice["name"] for voice in uploaded)],
@@ -96,8 +95,7 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
         owner=owner_of(http),
     )
     flac = await asyncio.to_thread(as_flac, samples, rate_hz)
-    with voice_store_errors():
-        await gateway.voices.add(voice, flac)
+    await gateway.voices.add(voice, flac)
     http.state.log |= {"voice": voice.id, "voice_sample_s": round(voice.seconds, 2)}
     return {**_object(voice), "success": True, "voice": _object(voice)}
 
@@ -107,13 +105,12 @@ async def delete_voice(http: Request, voice: str) -> dict[str, Any]:
     """Removes an uploaded voice by id or name, and its sample."""
     gateway: Gateway = http.app.state.gateway
     _require_cloning(gateway)
-    with voice_store_errors():
-        found = await gateway.voices.find(voice, owner_of(http))
-        if found is None:
-            builtin = match_case(voice, gateway.pipeline.voices)
-            why = "it is the model's own" if builtin is not None else "GET /v1/audio/voices lists those of this gateway"
-            raise ApiError(404, f"no uploaded voice {voice!r}; {why}", "voice", "not_found")
-        await gateway.voices.remove(found)
+    found = await gateway.voices.find(voice, owner_of(http))
+    if found is None:
+        builtin = match_case(voice, gateway.pipeline.voices)
+        why = "it is the model's own" if builtin is not None else "GET /v1/audio/voices lists those of this gateway"
+        raise ApiError(404, f"no uploaded voice {voice!r}; {why}", "voice", "not_found")
+    await gateway.voices.remove(found)
     http.state.log["voice"] = found.id
     return {"id": found.id, "name": found.name, "object": "audio.voice.deleted", "deleted": True, "success": True}
 

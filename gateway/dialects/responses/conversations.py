@@ -1,9 +1,9 @@
 """`/v1/conversations`: items that responses answer and add to."""
 
 import time
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 
 from gateway.dialects.responses.endpoint import responses_of
@@ -37,6 +37,13 @@ def _opened(model: type[Strict]) -> dict[str, Any]:
     return page(model, "the object", answered=JSON)
 
 
+async def _found(http: Request, conversation_id: str) -> Thread:
+    return await responses_of(http).thread("conversation", conversation_id, owner_of(http), None)
+
+
+Found = Annotated[Thread, Depends(_found)]
+
+
 @router.post("/v1/conversations", openapi_extra=_opened(ConversationRequest))
 async def create_conversation(http: Request) -> dict[str, Any]:
     """Makes a conversation."""
@@ -47,69 +54,59 @@ async def create_conversation(http: Request) -> dict[str, Any]:
 
 
 @router.get("/v1/conversations/{conversation_id}")
-async def get_conversation(http: Request, conversation_id: str) -> dict[str, Any]:
+async def get_conversation(thread: Found) -> dict[str, Any]:
     """Returns a conversation without its items."""
-    return _public(await _found(http, conversation_id))
+    return _public(thread)
 
 
 @router.post("/v1/conversations/{conversation_id}", openapi_extra=_opened(ConversationUpdate))
-async def update_conversation(http: Request, conversation_id: str) -> dict[str, Any]:
+async def update_conversation(http: Request, thread: Found) -> dict[str, Any]:
     """Changes a conversation's metadata."""
-    thread = await _found(http, conversation_id)
     request = await read_json(http, ConversationUpdate)
-    await responses_of(http).store.rewrite(conversation_id, request.metadata)
+    await responses_of(http).store.rewrite(thread.id, request.metadata)
     return _public(Thread(thread.id, thread.created_at, None, request.metadata))
 
 
 @router.delete("/v1/conversations/{conversation_id}")
-async def delete_conversation(http: Request, conversation_id: str) -> dict[str, Any]:
+async def delete_conversation(http: Request, thread: Found) -> dict[str, Any]:
     """Removes a conversation and its items."""
-    await _found(http, conversation_id)
-    await responses_of(http).store.remove(conversation_id)
-    return {"id": conversation_id, "object": "conversation.deleted", "deleted": True}
+    await responses_of(http).store.remove(thread.id)
+    return {"id": thread.id, "object": "conversation.deleted", "deleted": True}
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
-async def list_items(http: Request, conversation_id: str) -> dict[str, Any]:
+async def list_items(http: Request, thread: Found) -> dict[str, Any]:
     """Lists the items of a conversation."""
-    shown = read_query(http, Page)
-    await _found(http, conversation_id)
-    return listed(await responses_of(http).store.items(conversation_id), shown)
+    return listed(await responses_of(http).store.items(thread.id), read_query(http, Page))
 
 
 @router.post("/v1/conversations/{conversation_id}/items", openapi_extra=_opened(ItemsRequest))
-async def create_items(http: Request, conversation_id: str) -> dict[str, Any]:
+async def create_items(http: Request, thread: Found) -> dict[str, Any]:
     """Adds items to a conversation."""
-    await _found(http, conversation_id)
     request = await read_json(http, ItemsRequest)
     items = read_items(request.items, "items")
     for i, item in enumerate(items):
         if item["type"] == "item_reference":
             raise invalid(f"items[{i}].type", "a conversation has items themselves")
-    await responses_of(http).store.add(conversation_id, items)
+    await responses_of(http).store.add(thread.id, items)
     return listed(items, Page(limit=100, order="asc"))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
-async def get_item(http: Request, conversation_id: str, item_id: str) -> dict[str, Any]:
+async def get_item(http: Request, thread: Found, item_id: str) -> dict[str, Any]:
     """Returns an item of a conversation."""
-    await _found(http, conversation_id)
-    for item in await responses_of(http).store.items(conversation_id):
+    for item in await responses_of(http).store.items(thread.id):
         if item["id"] == item_id:
             return item
     raise ApiError(404, f"there is no item {item_id[:80]!r} in the conversation", None, "not_found")
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
-async def delete_item(http: Request, conversation_id: str, item_id: str) -> dict[str, Any]:
+async def delete_item(http: Request, thread: Found, item_id: str) -> dict[str, Any]:
     """Removes an item and returns the conversation."""
-    await get_item(http, conversation_id, item_id)
-    await responses_of(http).store.remove_item(conversation_id, item_id)
-    return await get_conversation(http, conversation_id)
-
-
-async def _found(http: Request, conversation_id: str) -> Thread:
-    return await responses_of(http).thread("conversation", conversation_id, owner_of(http), None)
+    await get_item(http, thread, item_id)
+    await responses_of(http).store.remove_item(thread.id, item_id)
+    return _public(thread)
 
 
 def _public(thread: Thread) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gateway.dialects.responses.responses import Responses
 from gateway.dialects.responses.run import ResponseRun
 from gateway.dialects.responses.schema import InputTokensRequest, ResponseRequest
 from gateway.errors import in_own_terms, invalid
-from gateway.http.connection import LAST_WORD_S, EventStream, admitted, key_of, named_sse, owner_of, while_connected
+from gateway.http.connection import EventStream, admitted, drain, key_of, named_sse, owner_of, while_connected
 from gateway.http.forms import JSON, page, read_json
 from gateway.http.json_writer import Json
 from gateway.validation import NotNegative, Strict
@@ -24,6 +24,7 @@ from gateway.validation import NotNegative, Strict
 router = APIRouter(tags=["responses"])
 
 _OPENAPI = page(ResponseRequest, "the Response object, or with stream: true its events")
+_COUNT_OPENAPI = page(InputTokensRequest, "the number of tokens", answered=JSON)
 
 
 class GetQuery(Strict):
@@ -59,12 +60,10 @@ async def _in_background(http: Request, gateway: Gateway, responses: Responses, 
 
 
 async def _whole(run: ResponseRun) -> Response:
-    async with aclosing(run.events()) as events:
-        async for event in events:
-            last = event
+    await drain(run.events())
     if run.error is not None:
         raise run.error
-    return await asyncio.to_thread(Json, last["response"])  # it may have megabytes of images
+    return await asyncio.to_thread(Json, run.public())  # it may have megabytes of images
 
 
 def _stream(gateway: Gateway, events: AsyncGenerator[ResponseEvent, None]) -> EventStream:
@@ -73,12 +72,10 @@ def _stream(gateway: Gateway, events: AsyncGenerator[ResponseEvent, None]) -> Ev
             async for event in events:
                 yield named_sse(event)
 
-    return EventStream(texts(), gateway.settings.request_timeout_s + LAST_WORD_S)
+    return EventStream(texts(), gateway.settings.request_timeout_s)
 
 
-@router.post(
-    "/v1/responses/input_tokens", openapi_extra=page(InputTokensRequest, "the number of tokens", answered=JSON)
-)
+@router.post("/v1/responses/input_tokens", openapi_extra=_COUNT_OPENAPI)
 async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Counts the tokens of a response's prompt, media included."""
     request = await read_json(http, InputTokensRequest)

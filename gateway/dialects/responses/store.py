@@ -2,13 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gateway.dialects.responses.parts import Item
-from gateway.store import Result, Store, store_errors
+from gateway.store import ClientStore
 
 # Directories keep this schema: a change needs a new version and a migration.
 _SCHEMA = """
@@ -48,7 +48,7 @@ class Thread:
     used_at: float = 0.0
 
 
-class ResponseStore(Store):
+class ResponseStore(ClientStore):
     """Stores responses and conversations. Owners see their own only; owner None sees all. Several gateways may share a
     directory.
 
@@ -61,17 +61,13 @@ class ResponseStore(Store):
         ApiError: 500, from every method: the directory cannot be used.
     """
 
-    name, setting = "responses", "responses_dir"
+    name, setting, fault = "responses", "responses_dir", "responses cannot be stored or read"
     version, schema = 1, _SCHEMA
     pragmas = ("journal_mode = WAL", "foreign_keys = ON", "busy_timeout = 5000")
 
     def __init__(self, directory: Path | None, ttl_s: float, max_bytes: int) -> None:
         super().__init__(directory)
         self._ttl_s, self._max_bytes = ttl_s, max_bytes
-
-    async def run(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        with store_errors("responses cannot be stored or read"):
-            return await super().run(call, *arguments)
 
     async def put(
         self,

@@ -1,6 +1,6 @@
 """One answer of the thinker within a response, as items and their events."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pybase64
@@ -34,9 +34,8 @@ class TurnOutput:
                 for output in (self._thought, *self._calls.values()):  # clients can run a call before the sound ends
                     yield from output.close("completed") if output else ()
             case AudioDelta(pcm16):
-                yield from self._said()
-                assert self._message is not None
-                yield from self._message.sound(pybase64.b64encode_as_string(pcm16) if self._spec.request.stream else "")
+                message = yield from self._said()
+                yield from message.sound(pybase64.b64encode_as_string(pcm16) if self._spec.request.stream else "")
 
     def close(self, turn: Turn, audio_format: str) -> Iterator[ResponseEvent]:
         """Its last events. Blocking if the sound becomes a file of `audio_format`, as without `stream`."""
@@ -62,19 +61,19 @@ class TurnOutput:
             yield from self._thought.text(delta.reasoning)
             self._logprobs = []  # are told of the answer only
         if delta.text:
-            yield from self._said()
-            assert self._message is not None
-            yield from self._message.text(delta.text, logprobs=self._logprobs)
+            message = yield from self._said()
+            yield from message.text(delta.text, logprobs=self._logprobs)
             self._logprobs = []
         for call in delta.tool_calls:
             yield from self._call(call)
 
-    def _said(self) -> Iterator[ResponseEvent]:
-        """Opens the message, if it is not open."""
+    def _said(self) -> Generator[ResponseEvent, None, MessageOutput]:
+        """Opens the message, if it is not open; returns it."""
         if self._message is None:
             yield from self._thought.close("completed") if self._thought else ()
             self._message = MessageOutput(len(self._outputs))
             yield from self._opened(self._message)
+        return self._message
 
     def _call(self, delta: thinker_pb2.ToolCallDelta) -> Iterator[ResponseEvent]:
         if delta.name:

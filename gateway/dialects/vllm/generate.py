@@ -81,33 +81,26 @@ class AbortRequest(Strict):
     request_ids: list[str] = Field(min_length=1, max_length=1000)
 
 
-class AbortRegistry:
-    """Running requests that can be cancelled, by owner and id."""
-
-    def __init__(self) -> None:
-        self._aborts: dict[tuple[str | None, str], asyncio.Future[None]] = {}
-
-    @contextmanager
-    def request(self, owner: str | None, request_id: str) -> Iterator[asyncio.Future[None]]:
-        """Yields a future that a cancellation ends. Raises ApiError: 400, the id is in use."""
-        if (owner, request_id) in self._aborts:
-            raise invalid("request_id", f"a request {request_id[:80]!r} is running; take another id")
-        aborted = self._aborts[owner, request_id] = asyncio.get_running_loop().create_future()
-        try:
-            yield aborted
-        finally:
-            del self._aborts[owner, request_id]
-
-    def abort(self, owner: str | None, request_id: str) -> None:
-        """Cancels the owner's request, if it runs."""
-        aborted = self._aborts.get((owner, request_id))
-        if aborted is not None and not aborted.done():
-            aborted.set_result(None)
+# Running requests that can be cancelled, by owner and id; a cancellation ends the future.
+Aborts = dict[tuple[str | None, str], "asyncio.Future[None]"]
 
 
-@router.post(
-    "/inference/v1/generate", openapi_extra=page(GenerateRequest, "as vLLM's, or with stream: true its chunks")
-)
+@contextmanager
+def _abortable(aborts: Aborts, owner: str | None, request_id: str) -> Iterator["asyncio.Future[None]"]:
+    """Raises ApiError: 400, the id is in use."""
+    if (owner, request_id) in aborts:
+        raise invalid("request_id", f"a request {request_id[:80]!r} is running; take another id")
+    aborts[owner, request_id] = aborted = asyncio.get_running_loop().create_future()
+    try:
+        yield aborted
+    finally:
+        del aborts[owner, request_id]
+
+
+_OPENAPI = page(GenerateRequest, "as vLLM's, or with stream: true its chunks")
+
+
+@router.post("/inference/v1/generate", openapi_extra=_OPENAPI)
 async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues token ids with token ids."""
     request = await read_json(http, GenerateRequest)
@@ -121,7 +114,9 @@ async def abort_requests(http: Request) -> dict[str, Any]:
     """Cancels running requests of the same API key."""
     request = await read_json(http, AbortRequest)
     for request_id in request.request_ids:
-        http.app.state.generations.abort(owner_of(http), request_id)
+        aborted = http.app.state.generations.get((owner_of(http), request_id))
+        if aborted is not None and not aborted.done():
+            aborted.set_result(None)
     return {}
 
 
@@ -149,7 +144,7 @@ class Generation:
             sampling.priority = request.priority
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
-        self._aborts: AbortRegistry = http.app.state.generations
+        self._aborts: Aborts = http.app.state.generations
         asked, count = request.speech, sampling.n or 1
         speech = None if asked is None else RawSpeech(gateway, asked, sampling.seed, bool(request.stream))
         self._run = CompletionRun(
@@ -160,7 +155,7 @@ class Generation:
     async def _steps(self) -> AsyncGenerator[Step, None]:
         """Yields samples until the request ends or is cancelled."""
         asked = self._sampling.logprobs, self._sampling.prompt_logprobs
-        with self._aborts.request(self._owner, self._id) as aborted:
+        with _abortable(self._aborts, self._owner, self._id) as aborted:
             async with aclosing(self._run.events(*asked)) as events:
                 while (step := await _unless(aborted, anext(events, None))) is not None:
                     answer, new = step

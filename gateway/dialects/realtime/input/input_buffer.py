@@ -24,7 +24,7 @@ class InputBuffer:
         return self._reader.received_ms - self._begin_ms
 
     def change_format(self, audio_format: str) -> None:
-        self._flush()
+        self._take(self._reader.flush())
         self._reader = InputAudioStream(audio_format, self._reader.given_ms)
 
     def add(self, data: bytes) -> np.ndarray:
@@ -41,7 +41,7 @@ class InputBuffer:
         if self.duration_ms < _LEAST_MS:
             reason = f"at least {_LEAST_MS} ms of sound make an item, it has {self.duration_ms:.2f} ms"
             raise RealtimeError("input_audio_buffer_commit_empty", f"the buffer is too small: {reason}")
-        self._flush()
+        self._take(self._reader.flush())
         return bytes(self._samples)
 
     @property
@@ -61,11 +61,8 @@ class InputBuffer:
         return BYTES_PER_SAMPLE * round(max(0.0, ms - first_ms) * _SAMPLES_PER_MS)
 
     def clear(self) -> None:
-        self._flush()
-        self._samples, self._begin_ms = bytearray(), self._reader.received_ms
-
-    def _flush(self) -> None:
         self._take(self._reader.flush())
+        self._samples, self._begin_ms = bytearray(), self._reader.received_ms
 
     def _take(self, samples: np.ndarray) -> None:
         self._samples += samples.astype("<i2", copy=False).tobytes()

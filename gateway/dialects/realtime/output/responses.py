@@ -32,6 +32,7 @@ from gateway.errors import ApiError, gateway_fault, in_own_terms
 from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.pipeline.events import AudioDelta, Finished
+from gateway.tasks import cancel
 from quartet.v1 import server_info_pb2
 from services.common.telemetry.spans import Span
 
@@ -118,8 +119,7 @@ class Response:
 
     async def drop(self) -> None:
         """Ends it without further events."""
-        self.task.cancel()
-        await asyncio.wait([self.task])
+        await cancel(self.task)
 
     async def release(self) -> None:
         """Sends the events that were held back."""
@@ -134,8 +134,7 @@ class Response:
         try:
             await asyncio.wait([made])
         finally:
-            made.cancel()
-            await asyncio.shield(asyncio.gather(made, return_exceptions=True))
+            await cancel(made)
             self._judge(made)
             self._count()
         self._outputs.close(self.status)
