@@ -1,9 +1,9 @@
 """Tables of small random checkpoints, without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import yaml
 
@@ -41,9 +41,11 @@ class TransformerShape:
         return {key: size for key, size in asdict(self).items() if size}
 
 
-def read_sizes(module: str, kind: type[Sizes]) -> dict[str, Sizes]:
+def read_sizes(module: str, kind: Callable[..., Sizes]) -> dict[str, Sizes]:
     """The rows of sizes.yaml beside the file of a `module`, by name. A mapping in a row is a TransformerShape."""
-    return {
-        name: kind(**{key: TransformerShape(**size) if isinstance(size, dict) else size for key, size in row.items()})
-        for name, row in read_table(module, "sizes").items()
-    }
+    rows = read_table(module, "sizes").items()
+    return {name: kind(**{key: _size(stated) for key, stated in row.items()}) for name, row in rows}
+
+
+def _size(stated: Any) -> Any:
+    return TransformerShape(**cast("dict[str, int]", stated)) if isinstance(stated, dict) else stated
