@@ -1,27 +1,20 @@
 """Tables of small random checkpoints, without torch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
-
-import yaml
 
 Sizes = TypeVar("Sizes")
 
 
+@cache
 def read_table(module: str, name: str) -> dict[str, Any]:
-    """NAME.yaml beside the file of a `module`."""
+    """NAME.yaml beside the file of a `module`. The command line imports such modules, but reads no table."""
+    import yaml
+
     return yaml.safe_load(Path(module).with_name(f"{name}.yaml").read_text())
-
-
-_TOKENS = read_table(__file__, "tiny_tokens")
-# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. CODEC_IDS are offsets of those used, as published.
-CODEC_SPECIAL_IDS = 1024
-CODEC_IDS: Mapping[str, int] = _TOKENS["codec_ids"]
-CODEC_VOICE = 253  # of the first voice
-# Config keys of special ids, with their tokens.
-SPEECH_TOKENS: Mapping[str, str] = _TOKENS["speech_tokens"]
 
 
 @dataclass(frozen=True)
