@@ -83,7 +83,9 @@ class ConfigSection(dict[str, Any]):
     def __init__(self, members: Mapping[str, Any], place: str) -> None:
         self._place = place
         for name, value in members.items():
-            self[name] = ConfigSection(value, f"{place}{name}.") if isinstance(value, dict) else value
+            if isinstance(value, dict):
+                value = ConfigSection(cast("dict[str, Any]", value), f"{place}{name}.")
+            self[name] = value
 
     def __missing__(self, name: str) -> Any:
         raise ValueError(f"{self._place}{name} is missing")

@@ -11,6 +11,15 @@ import torch
 import transformers
 from torch import nn
 
+from services.families.tiny_sizes import read_table
+
+_TOKENS = read_table(__file__, "tiny_tokens")
+# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. CODEC_IDS are offsets of those used, as published.
+CODEC_SPECIAL_IDS = 1024
+CODEC_IDS: Mapping[str, int] = _TOKENS["codec_ids"]
+CODEC_VOICE = 253  # of the first voice
+# Config keys of special ids, with their tokens.
+SPEECH_TOKENS: Mapping[str, str] = _TOKENS["speech_tokens"]
 AUDIO_S = 300
 SPEECH_RMS = 0.15  # loud, and clipping nearly nothing
 CALIBRATION_FRAMES = 40

@@ -1,27 +1,20 @@
 """Tables of small random checkpoints, without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
-
-import yaml
+from typing import Any, TypeVar, cast
 
 Sizes = TypeVar("Sizes")
 
 
+@cache
 def read_table(module: str, name: str) -> dict[str, Any]:
-    """NAME.yaml beside the file of a `module`."""
+    """NAME.yaml beside the file of a `module`. The command line imports such modules, but reads no table."""
+    import yaml
+
     return yaml.safe_load(Path(module).with_name(f"{name}.yaml").read_text())
-
-
-_TOKENS = read_table(__file__, "tiny_tokens")
-# Talker vocabulary: the codebook, then CODEC_SPECIAL_IDS ids. CODEC_IDS are offsets of those used, as published.
-CODEC_SPECIAL_IDS = 1024
-CODEC_IDS: Mapping[str, int] = _TOKENS["codec_ids"]
-CODEC_VOICE = 253  # of the first voice
-# Config keys of special ids, with their tokens.
-SPEECH_TOKENS: Mapping[str, str] = _TOKENS["speech_tokens"]
 
 
 @dataclass(frozen=True)
@@ -41,9 +34,11 @@ class TransformerShape:
         return {key: size for key, size in asdict(self).items() if size}
 
 
-def read_sizes(module: str, kind: type[Sizes]) -> dict[str, Sizes]:
+def read_sizes(module: str, kind: Callable[..., Sizes]) -> dict[str, Sizes]:
     """The rows of sizes.yaml beside the file of a `module`, by name. A mapping in a row is a TransformerShape."""
-    return {
-        name: kind(**{key: TransformerShape(**size) if isinstance(size, dict) else size for key, size in row.items()})
-        for name, row in read_table(module, "sizes").items()
-    }
+    rows = read_table(module, "sizes").items()
+    return {name: kind(**{key: _size(stated) for key, stated in row.items()}) for name, row in rows}
+
+
+def _size(stated: Any) -> Any:
+    return TransformerShape(**cast("dict[str, int]", stated)) if isinstance(stated, dict) else stated

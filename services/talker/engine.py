@@ -115,7 +115,7 @@ class TalkerEngine(ThreadedEngine):
         while self._free and self._waiting:
             self._admit(self._waiting[0], outputs)
             with self.changed:
-                self._waiting.popleft()  # not before: were the engine to fail at it, it would never be told
+                self._waiting.popleft()  # not before: were the engine to fail at it, its caller would wait for ever
         self._prefill()
         self._speak(outputs)
         if outputs:

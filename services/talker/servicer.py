@@ -47,16 +47,16 @@ class TalkerServicer(talker_pb2_grpc.TalkerServiceServicer):
             with self._hub.open(stream_id, [CODES]) if stream_id else contextlib.nullcontext() as output:
                 session = SpeakSession(self.engine, self.family, self.voices, start, output, call)
                 read = session.read(request_iterator, self._consumer)
-                told = output is None or start.wants_frames
-                async with contextlib.aclosing(_speak(session, read, output, told)) as responses:
+                sends_frames = output is None or start.wants_frames
+                async with contextlib.aclosing(_speak(session, read, output, sends_frames)) as responses:
                     async for response in responses:
                         yield response
 
 
 async def _speak(
-    session: SpeakSession, read: Coroutine[Any, Any, None], output: OutputStream | None, tells_frames: bool
+    session: SpeakSession, read: Coroutine[Any, Any, None], output: OutputStream | None, sends_frames: bool
 ) -> AsyncGenerator[talker_pb2.SpeakResponse, None]:
-    """The responses. Frames are among them if `tells_frames`, once `output` has them."""
+    """The responses. Frames are among them if `sends_frames`, once `output` has them."""
     reading = asyncio.create_task(read)
     try:
         speech = await session.started
@@ -66,7 +66,7 @@ async def _speak(
         before = len(session.frames_before)
         started = talker_pb2.SpeakStarted(speaker=session.speaker, seed=session.sampling.seed, prompt_frames=before)
         yield talker_pb2.SpeakResponse(started=started)
-        if before and tells_frames:
+        if before and sends_frames:
             yield _frames(0, session.frames_before)
         async with contextlib.aclosing(speech.frames()) as ready:
             async for codes in ready:
@@ -74,7 +74,7 @@ async def _speak(
                 session.call.timings.mark_output()
                 if output is not None:
                     output.put([Rows(CODES, first, codes)])
-                if tells_frames:
+                if sends_frames:
                     yield _frames(first, codes)
                 if output is not None:
                     await output.room(MAX_PENDING_FRAMES)

@@ -63,8 +63,8 @@ class _Stream:
         await self._came.wait()
         self._came.clear()
         self._room.set()
-        told, self._waiting = self._waiting, thinker_pb2.StreamDeltasResponse()
-        return told
+        message, self._waiting = self._waiting, thinker_pb2.StreamDeltasResponse()
+        return message
 
     def close(self) -> None:
         self._closed = True

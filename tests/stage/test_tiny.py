@@ -10,7 +10,8 @@ from safetensors import safe_open
 from transformers import Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor
 
 from cli.tiny import make_checkpoint
-from services.families.qwen3_omni.tiny import SIZES
+from services.families.qwen3_omni import tiny as qwen3_omni
+from services.families.tiny_sizes import read_sizes
 
 
 @pytest.fixture(params=["tiny_checkpoint", "small_checkpoint"])
@@ -123,7 +124,8 @@ def test_a_seed_makes_the_same_weights_again_and_another_seed_others(tmp_path: P
 
 
 def test_sizes_share_no_dimension_that_code_could_take_for_granted() -> None:
-    tiny, small = SIZES["tiny"], SIZES["small"]
+    sizes = read_sizes(qwen3_omni.__file__, qwen3_omni.Qwen3OmniSizes)
+    tiny, small = sizes["tiny"], sizes["small"]
     for part in ("thinker", "talker", "predictor", "code2wav"):
         for key in ("hidden_size", "num_hidden_layers", "intermediate_size"):
             assert getattr(getattr(tiny, part), key) != getattr(getattr(small, part), key), (part, key)

@@ -22,16 +22,13 @@ class Qwen25OmniSizes:
     codebook: int
 
 
-SIZES = read_sizes(__file__, Qwen25OmniSizes)
-
-
 def write_checkpoint(out: Path, size: str) -> None:
     """Writes a checkpoint into `out`, with weights from torch's global generator.
 
     Raises:
         KeyError: no such size.
     """
-    sizes = SIZES[size]
+    sizes = read_sizes(__file__, Qwen25OmniSizes)[size]
     from services.families.qwen2_5_omni.tiny.model import write_model
     from services.families.qwen2_5_omni.tiny.processor import SPECIAL_TOKENS, save_processor
     from services.families.qwen3_omni.tiny.processor import make_tokenizer

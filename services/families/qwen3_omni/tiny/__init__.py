@@ -1,7 +1,7 @@
 """Random checkpoints with published config keys, weight names, tokenizer, template and processors."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,11 +28,6 @@ class Qwen3OmniSizes:
     speakers: Sequence[str]
 
 
-SIZES = read_sizes(__file__, Qwen3OmniSizes)
-# Hidden states as wide as the published thinker's, for measuring their transport.
-SIZES["wide"] = replace(SIZES["tiny"], thinker=replace(SIZES["tiny"].thinker, hidden_size=2048))
-
-
 def write_checkpoint(out: Path, size: str, thinks: bool = False) -> None:
     """Writes a checkpoint into `out`, with weights from torch's global generator.
 
@@ -42,7 +37,7 @@ def write_checkpoint(out: Path, size: str, thinks: bool = False) -> None:
     Raises:
         KeyError: no such size.
     """
-    sizes = SIZES[size]
+    sizes = read_sizes(__file__, Qwen3OmniSizes)[size]
     from services.families.qwen3_omni.tiny.model import write_model
     from services.families.qwen3_omni.tiny.processor import make_tokenizer, save_processor
 

@@ -9,14 +9,8 @@ import transformers
 
 from services.families import tiny_parts
 from services.families.qwen3_omni.tiny.processor import NAMED_TOKENS, SPECIAL_TOKENS
-from services.families.tiny_sizes import (
-    CODEC_IDS,
-    CODEC_SPECIAL_IDS,
-    CODEC_VOICE,
-    SPEECH_TOKENS,
-    TransformerShape,
-    read_table,
-)
+from services.families.tiny_parts import CODEC_IDS, CODEC_SPECIAL_IDS, CODEC_VOICE, SPEECH_TOKENS
+from services.families.tiny_sizes import TransformerShape, read_table
 
 if TYPE_CHECKING:
     from services.families.qwen3_omni.tiny import Qwen3OmniSizes

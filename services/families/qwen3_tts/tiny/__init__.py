@@ -9,15 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from services.families.tiny_sizes import (
-    CODEC_IDS,
-    CODEC_SPECIAL_IDS,
-    CODEC_VOICE,
-    SPEECH_TOKENS,
-    TransformerShape,
-    read_sizes,
-    read_table,
-)
+from services.families.tiny_sizes import TransformerShape, read_sizes, read_table
 
 if TYPE_CHECKING:
     import torch
@@ -38,8 +30,6 @@ class Qwen3TtsSizes:
 
 
 CODE_GROUPS = 16
-SIZES = read_sizes(__file__, Qwen3TtsSizes)
-_PUBLISHED = read_table(__file__, "published")
 # The last voice of each speaks a dialect.
 DIALECT = "beijing_dialect"
 CODEC_THINK, CODEC_LANGUAGE = 106, 2  # further offsets, the second of the first language
@@ -60,14 +50,14 @@ def write_checkpoint(out: Path, size: str, kind: str) -> None:
     from services.families.qwen3_tts.tiny.weights import speaker_encoder, talker_tensors, write_codec
     from services.families.tiny_parts import write_json
 
-    sizes = SIZES[size]
+    sizes = read_sizes(__file__, Qwen3TtsSizes)[size]
     tokenizer: Any = make_tokenizer(sizes.merges)
     tensors: dict[str, torch.Tensor] = {}
     config = _config(sizes, kind, tokenizer)
     if kind == "base":
         config["speaker_encoder_config"], tensors = speaker_encoder(size, sizes.talker.hidden_size)
     write_json(out / "config.json", config)
-    write_json(out / "generation_config.json", _PUBLISHED["generation"])
+    write_json(out / "generation_config.json", read_table(__file__, "published")["generation"])
     tokenizer.save_pretrained(out)
     save_file(talker_tensors(config, out) | tensors, out / "model.safetensors", {"format": "pt"})
     write_codec(out, size)
@@ -81,10 +71,10 @@ ARCHS = {
 
 
 def _config(sizes: Qwen3TtsSizes, kind: str, tokenizer: Any) -> dict[str, Any]:
-    from services.families.tiny_parts import token_ids
+    from services.families.tiny_parts import SPEECH_TOKENS, token_ids
 
     return {
-        **_PUBLISHED["config"],
+        **read_table(__file__, "published")["config"],
         "tts_model_size": sizes.layout,
         "tts_model_type": kind,
         "talker_config": _talker_config(sizes, kind, len(tokenizer)),
@@ -93,6 +83,8 @@ def _config(sizes: Qwen3TtsSizes, kind: str, tokenizer: Any) -> dict[str, Any]:
 
 
 def _talker_config(sizes: Qwen3TtsSizes, kind: str, text_vocab: int) -> dict[str, Any]:
+    from services.families.tiny_parts import CODEC_IDS, CODEC_SPECIAL_IDS, CODEC_VOICE
+
     voices = sizes.voices if kind == "custom_voice" else ()
     languages = (*sizes.languages, DIALECT)
     return {
@@ -121,6 +113,6 @@ def _transformer(sizes: TransformerShape) -> dict[str, Any]:
 
     return {
         **sizes.config(),
-        **_PUBLISHED["transformer"],
+        **read_table(__file__, "published")["transformer"],
         "rope_scaling": {"interleaved": True, **rope_scaling(sizes.head_dim)},
     }
