@@ -22,7 +22,7 @@ THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
-# Two hundred processes start in the tests: without its cache each one compiles our code anew.
+# As tests/conftest.py: what the tests import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup lock demo test coverage chromium test-long test-gpu test-v2 up lint format test-bare test-newest test-pythons protos bench bench-speak bench-realtime bench-dit test-compose docs clean
