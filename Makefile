@@ -22,10 +22,10 @@ THINKER ?= thinker-cpu
 BIN := .venv/bin
 READY := .venv/ready
 
-# Two hundred processes start in the tests: without its cache each one compiles our code anew.
+# As tests/conftest.py: what the tests import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test coverage chromium test-long test-gpu test-v2 up lint format test-bare test-newest test-pythons protos bench bench-speak bench-realtime bench-dit test-compose docs clean
+.PHONY: setup lock demo test coverage chromium test-long test-gpu test-v2 up lint types style format test-bare test-newest test-pythons protos bench bench-speak bench-realtime bench-dit test-compose docs clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -78,10 +78,14 @@ docs: $(READY)  ## the documents as a site; a link to what is not there, or a pa
 	$(BIN)/python -m sphinx --builder html --conf-dir docs --fail-on-warning --keep-going --quiet . docs/_build/html
 	@echo "open $(CURDIR)/docs/_build/html/index.html"
 
-lint: $(READY) docs  ## what the gate checks besides the tests
+lint: types docs style  ## what the gate checks besides the tests; two at a time with make -j 2
+
+types: $(READY)
+	$(BIN)/pyright
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code protos
 	@for image in protos/released/*.binpb; do $(BIN)/buf breaking --against $$image || exit 1; done

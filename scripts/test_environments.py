@@ -19,6 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 NO_ENGINE = ("base", "build", "gateway", "otel", "onnx", "dev")
 NEWEST_EXTRAS = "gateway,talker,code2wav,dit,otel,onnx,docs,dev"
 OF_THE_THINKER = ("torchvision", "msgspec", "pyzmq")  # which its tests need without vLLM, and tests' checkpoints
+# They check the repository's files, with no package that differs between environments.
+OF_FILES = (
+    *("pure/test_k8s_combinations.py", "pure/test_lock.py", "pure/test_named_files.py", "pure/test_names.py"),
+    *("pure/test_rooms.py", "pure/test_wrap_documents.py", "stage/test_kubectl.py"),
+)
 SHOWN = ("torch", "transformers", "diffusers", "fastapi", "grpcio", "numpy", "pydantic")
 
 
@@ -43,15 +48,17 @@ def environment(name: str, python: str) -> str:
 
 def pip(python: str, *arguments: str) -> None:
     """Installs quietly. Raises SystemExit."""
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
+    # compiled when imported: most of what is installed is not
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", *arguments]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:
         sys.exit(f"{' '.join(arguments)}: cannot be installed")
 
 
 def run_tests(python: str, folders: Sequence[str], more: Sequence[str]) -> int:
-    """Runs pytest on some folders, without the lock's own tests."""
+    """Runs pytest on some folders, without the tests of files."""
     spread = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder", "-q"]
-    command = [python, "-m", "pytest", "-m", "not long", "--engines=optional", "--ignore=tests/pure/test_lock.py"]
+    left_out = [f"--ignore=tests/{file}" for file in OF_FILES]
+    command = [python, "-m", "pytest", "-m", "not long", "--engines=optional", *left_out]
     return subprocess.run([*command, *spread, *folders, *more], cwd=ROOT, check=False).returncode
 
 
@@ -76,7 +83,9 @@ def on_pythons(versions: Sequence[str], more: Sequence[str]) -> int:
 def with_newest(more: Sequence[str]) -> int:
     """Returns pytest's status."""
     own = environment(".venv-newest", sys.executable)
-    subprocess.run([sys.executable, str(ROOT / "scripts" / "torch_cpu.py"), "--python", own, "--quiet"], check=True)
+    subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "torch_cpu.py"), "--python", own, "--quiet", "--no-compile"], check=True
+    )
     pip(own, "--upgrade", "--editable", f".[{NEWEST_EXTRAS}]")
     pip(own, "--no-deps", *OF_THE_THINKER)
     subprocess.run([own, str(ROOT / "scripts" / "cpu_torch_env.py")], check=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -9,8 +10,13 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+# Two hundred processes start in the tests. Without its cache each compiles anew what it imports: half of all CPU more.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 import pytest
 from pytest_asyncio import is_async_test
+
+sys.dont_write_bytecode = False
 
 # Started in the background of a shell, this process ignores ctrl-C, and so would those that are tested with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
