@@ -179,7 +179,7 @@ def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_paralle
 def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
     """Shares of the GPU of talker and code2wav."""
     gpu = range(layout.speech_gpu, layout.speech_gpu + 1)
-    dit = (Share("dit", gpu, 0, 0, demand.dit_bytes, "as asked for"),) if demand.dit_bytes else ()
+    dit = (Share("dit", gpu, 0, 0, demand.dit_bytes, "as requested"),) if demand.dit_bytes else ()
     if not sizes.has_speech:
         return dit
     streams, positions = demand.streams, demand.talker_positions

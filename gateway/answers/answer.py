@@ -159,7 +159,7 @@ class WholeAnswer(Answer):
     """A choice that is sent in one piece.
 
     Attributes:
-        tokens, prompt_tokens: log-probabilities, if they were asked for.
+        tokens, prompt_tokens: log-probabilities, if requested.
         calls: of tools, by their index.
         samples: PCM16.
     """

@@ -14,7 +14,7 @@ class Segment:
     Attributes:
         begin_s, end_s: from the beginning of the audio.
         speech_probability: mean, as the detector says.
-        logprobs: of the tokens, if they were asked for.
+        logprobs: of the tokens, if requested.
     """
 
     id: int

@@ -38,7 +38,7 @@ _ANSWER = "chat.completion, or with stream: true chat.completion.chunk events an
 
 @router.post("/v1/chat/completions", openapi_extra=page(ChatCompletionRequest, _ANSWER))
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Answers a conversation with text and, if asked for, speech; or with images, if the model makes them."""
+    """Answers a conversation with text and, if requested, speech; or with images, if the model makes them."""
     request = await read_json(http, ChatCompletionRequest)
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:

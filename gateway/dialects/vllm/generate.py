@@ -145,8 +145,8 @@ class Generation:
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
         self._aborts: Aborts = http.app.state.generations
-        asked, count = request.speech, sampling.n or 1
-        speech = None if asked is None else RawSpeech(gateway, asked, sampling.seed, bool(request.stream))
+        params, count = request.speech, sampling.n or 1
+        speech = None if params is None else RawSpeech(gateway, params, sampling.seed, bool(request.stream))
         self._run = CompletionRun(
             gateway, sampling, http.state, [prompt], request.model, count, "token_ids", media=media, speech=speech
         )
@@ -154,9 +154,9 @@ class Generation:
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
         """Yields samples until the request ends or is cancelled."""
-        asked = self._sampling.logprobs, self._sampling.prompt_logprobs
+        logprobs = self._sampling.logprobs, self._sampling.prompt_logprobs
         with _abortable(self._aborts, self._owner, self._id) as aborted:
-            async with aclosing(self._run.events(*asked)) as events:
+            async with aclosing(self._run.events(*logprobs)) as events:
                 while (step := await _unless(aborted, anext(events, None))) is not None:
                     answer, new = step
                     if isinstance(new, TextDelta):

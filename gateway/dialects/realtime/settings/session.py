@@ -155,13 +155,13 @@ class Session:
     @property
     def voice(self) -> str | None:
         """The model's, also for one of OpenAI's; None: the default."""
-        asked = self.response_config.audio.output.voice
-        if asked is None or not self.voices:
-            return asked
-        own = match_case(asked, self.voices)
-        if own is None and (name := asked.lower()) in OPENAI_VOICES:
+        requested = self.response_config.audio.output.voice
+        if requested is None or not self.voices:
+            return requested
+        own = match_case(requested, self.voices)
+        if own is None and (name := requested.lower()) in OPENAI_VOICES:
             return self.voices[OPENAI_VOICES.index(name) % len(self.voices)]
-        return own or asked
+        return own or requested
 
     @property
     def tools(self) -> tuple[SessionTool, ...]:
