@@ -59,16 +59,12 @@ def _stage(gateway: Gateway, model: str) -> Stage:
 
 class _BaseRun:
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
-        self._gateway, self._request, self._owner = gateway, request, owner_of(http)
+        self._gateway, self._request, self._key, self._owner = gateway, request, key_of(http), owner_of(http)
         self._meter = Meter.of(http.state, gateway.settings.request_timeout_s)
         self._head = {"id": f"chatcmpl-{http.state.request_id}", "created": int(time.time()), "model": request.model}
 
 
 class ChatRun(_BaseRun):
-    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request) -> None:
-        super().__init__(gateway, request, http.state)
-        self._key, self._owner = key_of(http), owner_of(http)
-
     async def stream(self) -> AsyncGenerator[bytes, None]:
         options, answers = self._request.stream_options or StreamOptions(), self._new(StreamedAnswer)
         code2wav = self._gateway.pipeline.info("code2wav")
