@@ -6,8 +6,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.answers.tools.registry import ImageGenerator
-from gateway.answers.tools.schema import ImageTool
+from gateway.answers.tools.generators import ImageGenerator, ImageTool
 from training.dialogue import capital
 from training.words import THINGS
 

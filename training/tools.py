@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from gateway.answers.tools.registry import ImageGenerator
-from gateway.answers.tools.schema import IMAGE_TOOL
+from gateway.answers.tools.generators import ImageGenerator
 from training import loop, seeing
 from training.dialogue import Dialogue, Turn, article, capital
 from training.functions import Tool, call, image_tool, other_tool, weather_tool
@@ -142,7 +141,9 @@ def drawing(draw: random.Random, held_out: bool = False) -> Dialogue:
 
 
 def _image_call(thing: str, ground: str, says: bool, action: str = "generate") -> str:
-    return call(IMAGE_TOOL, {"prompt": f"{thing} on a {ground} ground", **({"action": action} if says else {})})
+    return call(
+        ImageGenerator.name, {"prompt": f"{thing} on a {ground} ground", **({"action": action} if says else {})}
+    )
 
 
 def left_alone(draw: random.Random, held_out: bool = False) -> Dialogue:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import pybase64
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from gateway.answers import audio, videos
 from gateway.answers.diffusion import ImageRequest, require_info
@@ -22,18 +22,16 @@ from gateway.media.check import MediaFile
 from gateway.media.encode import ImageFormat
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.stage import Stage
-from gateway.validation import Strict, validated
+from gateway.validation import Lenient, Strict, validated
 from quartet.v1 import dit_pb2
 
 _MAX_PROMPT_CHARACTERS = 1000  # that a model is to write: text encoders read some hundred tokens
 
 
-class ImageTool(BaseModel):
+class ImageTool(Lenient):
     """OpenAI's image_generation. Settings that say nothing to a model here are accepted: background, input_fidelity,
     moderation, quality.
     """
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["image_generation"] = "image_generation"
     action: Literal["generate", "edit", "auto"] | None = Field(default=None, description="default: the model decides")
