@@ -43,8 +43,6 @@ def read_sizes(model: str) -> Sizes:
                 f"What starts here says: quartet doctor --model {model} --stage talker --stage code2wav"
             )
         sizes: Sizes = family.part("budget").sizes(config, tensors)
-    except KeyError as error:
-        raise BudgetError(f"{model}: config.json has no {error}") from None
     except (OSError, ValueError) as error:
         raise BudgetError(f"--model {model}: {error}") from None
     if missing := [stage for stage, size in sizes.weights.items() if not size]:

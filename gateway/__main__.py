@@ -8,6 +8,7 @@ import sys
 import structlog
 import uvicorn
 
+from gateway.answers.tools.generators import VideoGenerator
 from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
 from gateway.app import create_app
@@ -46,6 +47,8 @@ def main() -> None:
             VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
         if unknown := [name for name in settings.hosted_tools if name not in TOOLS]:
             sys.exit(f"--hosted-tools: there is no tool {unknown[0]!r}; use {', '.join(TOOLS)}")
+        if VideoGenerator.name in settings.hosted_tools and settings.workers > 1:
+            sys.exit(f"--hosted-tools {VideoGenerator.name}: needs --workers 1, as one process has all jobs of videos")
         if settings.speech_detector is not None:
             OnnxSilero(settings.speech_detector)
         if settings.turn_model is not None:

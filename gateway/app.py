@@ -85,10 +85,23 @@ async def metrics(http: Request) -> Response:
 
 
 _ENDPOINTS = (
-    *(chat, images, models, audio, completions, speech, speech_stream, transcriptions, videos, voices),
-    *(adapters, generate, tokens),
-    *(secrets, realtime),
-    *(responses, conversations),
+    chat,
+    adapters,
+    images,
+    models,
+    audio,
+    completions,
+    generate,
+    tokens,
+    speech,
+    speech_stream,
+    transcriptions,
+    videos,
+    voices,
+    secrets,
+    realtime,
+    responses,
+    conversations,
     profiling,
 )
 

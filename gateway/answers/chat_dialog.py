@@ -76,11 +76,12 @@ class ChatDialog:
             raise invalid("n", f"only 1 with {next(iter(self.tools))}")
 
     def _check_served(self, name: str, place: str) -> None:
+        if name not in available(self._gateway):
+            what = "sound" if TOOLS[name].output == "audio" else f"{TOOLS[name].output}s"
+            raise invalid(place, f"this server makes no {what}; leave it out")
         if name not in self._gateway.settings.hosted_tools:
             reason = f"{name} does not run here in chats: ask /v1/responses, or start the gateway with"
             raise invalid(place, f"{reason} --hosted-tools {name}")
-        if name not in available(self._gateway):
-            raise invalid(place, f"this server makes no {TOOLS[name].output}s; leave it out")
 
     def _add(self, message: Any) -> None:
         self._messages.append(message)

@@ -146,7 +146,7 @@ async def begin(
 async def to_generation(
     gateway: Gateway, request: ImageRequest, images: Sequence[MediaFile], mask: MediaFile | None, meter: Meter
 ) -> ImageGeneration:
-    """Raises ApiError: 400 naming the member at fault; 404 and 503 as `Gateway.stage_for`."""
+    """Raises ApiError: 400 naming the member at fault; 404 and 503 as `Catalog.stage_for`."""
     stage = gateway.catalog.stage_for("image", request.model)
     info = image_facts(stage, edits=bool(images))
     start = request.image_start(info)

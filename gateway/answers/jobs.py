@@ -48,9 +48,8 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
         _, text, _ = last_words(request, "it says what is spoken", "speaks text")
         starts, media = speech(await _say(gateway, request, text, owner)), []
     else:
-        speaker = gateway.catalog.speaker(
-            request.voice, "audio.voice"
-        )  # an unknown one is refused even if nothing is spoken
+        # an unknown voice is refused even if nothing is spoken
+        speaker = gateway.catalog.speaker(request.voice, "audio.voice")
         start, media = await _generate(gateway, request)
         starts = {"thinker": start}
         if request.speaks:

@@ -200,6 +200,6 @@ class ChatCompletionRequest(_WriterSampling):
         named = self.tool_choice and self.tool_choice.function
         if named and named.name not in {tool.function.name for tool in self.tools or () if isinstance(tool, Tool)}:
             raise invalid("tool_choice.function.name", f"{named.name!r} is not one of the tools")
-        known = {"none", "auto", "required", *(tool.type for tool in self.tools or ())}
+        known = dict.fromkeys(("none", "auto", "required", "function", *(tool.type for tool in self.tools or ())))
         if self.tool_choice is not None and self.tool_choice.type not in known:
-            raise invalid("tool_choice.type", f"{self.tool_choice.type[:64]} is not one of the tools; add it to tools")
+            raise invalid("tool_choice.type", f"{self.tool_choice.type[:64]!r} is none; use {', '.join(known)}")

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
-from gateway.answers.tools.calls import HostedCall, HostedTool, Rules
+from gateway.answers.tools.calls import HostedCall, HostedTool, Rules, json_object
 from gateway.answers.tools.events import ToolFailure, ToolResult
 from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Turn, TurnEnd
 from gateway.errors import ApiError, in_own_terms
@@ -84,6 +84,8 @@ class Turns:
             yield TurnEnd(turn)
             if not turn.hosted or turn.is_cut_short:
                 return
+            for call in turn.hosted.values():
+                call.arguments = json_object(call.arguments)
             self._dialog.end_turn(turn)
             for call in turn.hosted.values():
                 async with aclosing(self._call(call)) as results:

@@ -13,9 +13,15 @@ _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascrip
 # made here, and for the user's own files.
 _POLICY = "; ".join(
     (
-        *("default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'"),
-        *("img-src 'self' data: blob:", "media-src 'self' data: blob:"),
-        *("base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"),
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' data: blob:",
+        "media-src 'self' data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
     )
 )
 _HEADERS = {

@@ -26,7 +26,9 @@ TEXT = "".join(PIECES)
 USER = {"role": "user", "content": "How warm is it in Rome?"}
 CALL, UNKNOWN = ("weather", '{"city": "Rome"}'), ("weather", '{"city": "Atlantis"}')
 FORECAST = "Rome: 21 celsius"
+UNREADABLE = ("weather", "{city: Rome}")  # no JSON
 FAILURE = "There is no forecast: city: 'Atlantis' is not known"
+UNREAD = ("assistant", ("weather", {})), ("tool", "There is no forecast: city: None is not known")
 
 
 class WeatherSettings(Strict):
@@ -46,8 +48,8 @@ class Weather(HostedTool):
         return {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
     async def events(self, gateway: Gateway, call: HostedCall) -> AsyncGenerator[ToolEvent, None]:
-        city = call.read()["city"]
-        if city == "Atlantis":
+        city = call.read().get("city")
+        if city != "Rome":
             raise invalid("city", f"{city!r} is not known")
         yield ToolResult({"output": f"{city}: 21 {self.settings.unit}"})
 
@@ -93,6 +95,10 @@ async def test_a_chat_calls_it_and_shows_the_words_alone(gateway: Running) -> No
     assert {name for delta in deltas for name in delta} == {"role", "content"}
     assert read_by_model(thinker.requests[-1])[-1] == ("tool", FAILURE)
 
+    thinker.calls = [UNREADABLE]
+    assert (await gateway.chat({"model": "scripted", "messages": [USER]} | tools)).status_code == 200
+    assert read_by_model(thinker.requests[-1])[-2:] == [*UNREAD]
+
 
 async def test_a_response_has_it_as_an_item_that_the_next_turn_reads(gateway: Running) -> None:
     thinker = gateway.scripts["thinker"]
@@ -110,6 +116,14 @@ async def test_a_response_has_it_as_an_item_that_the_next_turn_reads(gateway: Ru
     again = body | {"input": [USER, *made["output"], {"role": "user", "content": "And now?"}]}
     assert (await gateway.http.post("/v1/responses", json=again)).status_code == 200
     assert read_by_model(thinker.requests[2])[: len(both)] == both
+
+    thinker.calls = [UNREADABLE]
+    (call, _) = (await gateway.http.post("/v1/responses", json=body)).json()["output"]
+    assert (call["status"], call["arguments"]) == ("failed", "{}")
+    assert read_by_model(thinker.requests[-1])[-2:] == [*UNREAD]
+    again = body | {"input": [USER, call | {"arguments": "nonsense"}, {"role": "user", "content": "And now?"}]}
+    assert (await gateway.http.post("/v1/responses", json=again)).status_code == 200
+    assert read_by_model(thinker.requests[-1])[1] == UNREAD[0]
 
 
 async def test_a_session_has_it_as_an_item(gateway: Running) -> None:
@@ -155,4 +169,7 @@ async def test_a_setting_that_names_no_tool_ends_the_start(monkeypatch: pytest.M
         monkeypatch.setattr(gateway_program, other, Mock())
     monkeypatch.setattr(sys, "argv", ["gateway", "--pipeline", "dit", "--hosted-tools", "image_generation,wether"])
     with pytest.raises(SystemExit, match="there is no tool 'wether'; use image_generation, "):
+        gateway_program.main()
+    monkeypatch.setattr(sys, "argv", [*sys.argv[:3], "--hosted-tools", "video_generation", "--workers", "2"])
+    with pytest.raises(SystemExit, match="--hosted-tools video_generation: needs --workers 1"):
         gateway_program.main()

@@ -194,13 +194,17 @@ def said(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Ite
         }
         asked = {wrong: start for wrong, start in starts.items() if wrong not in NEEDS_ROOT or is_root()}
         processes = {wrong: pool.submit(start.run) for wrong, start in asked.items() if not start.needs_no_process}
-        yield processes | {wrong: done(start.run_here()) for wrong, start in asked.items() if start.needs_no_process}
+        yield processes | {wrong: done(start) for wrong, start in asked.items() if start.needs_no_process}
         closed.chmod(0o700)
 
 
-def done(said: str) -> Future[str]:
+def done(start: Start) -> Future[str]:
+    """A start in this process that has ended; how it failed is that test's, not the fixture's."""
     future: Future[str] = Future()
-    future.set_result(said)
+    try:
+        future.set_result(start.run_here())
+    except (AssertionError, OSError) as error:
+        future.set_exception(error)
     return future
 
 

@@ -117,9 +117,9 @@ def bystander(stack):
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0,
-        "max_tokens": 150,
+        "max_tokens": 400,
         "ignore_eos": True,
-        "quartet": {"talker": {"temperature": 0, "max_frames": 150}},
+        "quartet": {"talker": {"temperature": 0, "max_frames": 400}},
     }
     lines: list[str] = []
 
@@ -134,7 +134,7 @@ def bystander(stack):
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     assert not [c for c in chunks if "error" in c]
     assert lines[-2:] == ["data: [DONE]", ""] or lines[-1] == "data: [DONE]"
-    assert chunks[-1]["usage"]["completion_tokens_details"]["text_tokens"] == 150
+    assert chunks[-1]["usage"]["completion_tokens_details"]["text_tokens"] == 400
 
 
 @pytest.mark.usefixtures("bystander")

@@ -39,7 +39,7 @@ class HostedCall:
     """A call of a tool that runs here.
 
     Attributes:
-        arguments: JSON as the model wrote it.
+        arguments: a JSON object.
         last_image: URL of the conversation's last image, which an edit or a video begins with.
         meter: the request's, with an id of the call's own.
     """
@@ -50,12 +50,15 @@ class HostedCall:
     rules: Rules
 
     def read(self) -> dict[str, Any]:
-        """Its arguments; none if the model wrote something else."""
-        try:
-            arguments = json.loads(self.arguments)
-        except (ValueError, RecursionError):
-            arguments = None
-        return arguments if isinstance(arguments, dict) else {}
+        return json.loads(self.arguments)
+
+
+def json_object(text: str) -> str:
+    """`text`, or an empty object if it is no JSON object: a model may write anything, and the next prompt has it."""
+    try:
+        return text if isinstance(json.loads(text), dict) else "{}"
+    except (ValueError, RecursionError):
+        return "{}"
 
 
 class NoSettings(Strict):
@@ -101,7 +104,7 @@ class HostedTool(ABC):
     @classmethod
     def arguments(cls, item: Mapping[str, Any]) -> str:
         """The arguments of a call, of its item."""
-        return item.get("arguments") or "{}"
+        return json_object(item.get("arguments") or "")
 
     @classmethod
     def result(cls, item: Mapping[str, Any], is_made: bool, reason: str = "") -> str:

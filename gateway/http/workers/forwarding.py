@@ -19,8 +19,14 @@ from gateway.http.workers.worker import Worker
 # Only the first process has jobs, stored and background responses, profiles and adapters.
 _KEPT_BY_FIRST = (
     "/ready",  # no gateway is ready without its first process
-    *("/v1/videos", "/v1/responses", "/v1/conversations", "/inference/v1/"),
-    *("/start_profile", "/stop_profile", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+    "/v1/videos",
+    "/v1/responses",
+    "/v1/conversations",
+    "/inference/v1/",
+    "/start_profile",
+    "/stop_profile",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 )
 _FIRST = 0
 # These paths need the answers of all processes, merged.
