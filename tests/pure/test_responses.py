@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from services.common.errors import ContextTooLong, InternalError, QueueFull, StageLost
-from tests.support.clients.responses import client, create, kinds, prompt, refusal, stream
+from tests.support.clients.responses import client, create, events_of, kinds, prompt, refusal, stream
 from tests.support.samples.media import png
 from tests.support.scripted.code2wav import PCM16
 from tests.support.scripted.thinker import PIECES
@@ -242,8 +242,14 @@ async def test_a_queue_that_is_full_and_a_stage_that_fails(gateway: Running) -> 
     thinker = gateway.scripts["thinker"]
     thinker.error = QueueFull("it is", 1.0)
     assert (await refusal(gateway, stream=True))[0] == 429
-    thinker.error, thinker.after = InternalError("oh"), 2
-    events = await stream(gateway)
+    thinker.error, thinker.after, thinker.hold = InternalError("oh"), 2, True
+    body, text = {"model": "scripted", "input": "hi", "stream": True}, ""
+    async with gateway.http.stream("POST", "/v1/responses", json=body) as response:
+        async for piece in response.aiter_text():
+            text += piece
+            if "output_text.delta" in text:  # a failure overtakes what no client has read
+                thinker.go_on()
+    events = events_of(text)
     assert (events[-1]["type"], events[-1]["response"]["error"]["code"]) == ("response.failed", "server_error")
     assert events[-2]["item"]["status"] == "incomplete"
     assert (await refusal(gateway))[0] == 500

@@ -49,7 +49,7 @@ class Reference:
         torch.save(self.voices, folder / "spk_dict.pt")
         tensors = {f"token2wav.{name}": tensor.contiguous() for name, tensor in self.model.state_dict().items()}
         save_file(tensors, folder / "model.safetensors")
-        whole = {"model_type": "qwen2_5_omni", "token2wav_config": config.to_dict()}
+        whole = {"model_type": "qwen2_5_omni", "talker_config": {}, "token2wav_config": config.to_dict()}
         (folder / "config.json").write_text(json.dumps(whole))
 
     def decoder(self, windows: WindowSettings, dtype: str = "auto") -> Token2Wav:
