@@ -376,9 +376,11 @@ async def test_stage_errors_reach_the_client(gateway, error, status, param, stre
 
 
 async def test_an_error_in_mid_stream_is_an_event(gateway):
-    gateway.scripts["dit"].error, gateway.scripts["dit"].after = InternalError("oh"), 3
+    script = gateway.scripts["dit"]
+    script.error, script.after, script.hold = InternalError("oh"), 3, True
     stream = await gateway.openai.images.generate(**ASK, stream=True, partial_images=2)
     assert (await anext(stream)).type == "image_generation.partial_image"
+    script.go_on()  # a failure overtakes what no client has read
     with pytest.raises(openai.APIError, match="internal error"):
         await anext(stream)
 
