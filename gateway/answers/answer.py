@@ -46,7 +46,12 @@ class Answer:
     made: defaultdict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, event: AnswerEvent) -> None:
-        match event:
+        match event:  # what comes most often, first
+            case AudioDelta(pcm16):
+                self.audio_bytes += len(pcm16)
+            case TextDelta(delta):
+                self.text += delta.text
+                self.text_tokens += len(delta.token_ids)
             case PromptRead(tokens, text):
                 self.prompt, self.text = tokens, text
             case NextTurn(tokens):
@@ -61,11 +66,6 @@ class Answer:
                 self.made[member_of(event)].append(members)
             case ToolFailure(error) if event.output:
                 self.made[member_of(event)].append(error.body()["error"])
-            case TextDelta(delta):
-                self.text += delta.text
-                self.text_tokens += len(delta.token_ids)
-            case AudioDelta(pcm16):
-                self.audio_bytes += len(pcm16)
             case Finished():
                 self.end = event
 

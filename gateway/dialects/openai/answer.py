@@ -49,8 +49,8 @@ class StreamedAnswer(Answer):
     def chunks(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
         """The chunks' own members for an event that the answer has taken."""
         match event:
-            case PromptRead(text=text):
-                yield chunk(self.index, "text", {"role": "assistant", "content": text})
+            case AudioDelta(pcm16):
+                yield self._audio_chunk(pcm16)
             case TextDelta(delta):
                 body: dict[str, Any] = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
                 if delta.text:
@@ -60,8 +60,8 @@ class StreamedAnswer(Answer):
                 tokens = logprobs(delta.logprobs)
                 if body or tokens:
                     yield chunk(self.index, "text", body, tokens)
-            case AudioDelta(pcm16):
-                yield self._audio_chunk(pcm16)
+            case PromptRead(text=text):
+                yield chunk(self.index, "text", {"role": "assistant", "content": text})
             case ToolPreview(members):
                 url = image_url(members["partial_image_b64"], members["output_format"])
                 partial = {"type": "image_url", "image_url": {"url": url}, "index": len(self.made["images"])}

@@ -108,25 +108,23 @@ class ChatRun(_BaseRun):
     async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """(index of the answer, event), once the answer has taken it. Raises ApiError."""
         gateway, meter = self._gateway, self._meter
-        running = self._turns() if needs_dialog(gateway, self._request) else self._turn()
         with in_own_terms():
-            async with aclosing(running) as events:
+            async with aclosing(await self._run()) as events:
                 async for index, event in events:
                     answers[index].take(event)
+                    meter.observe(event)
                     yield index, event
         for answer in answers:
             if answer.audio_bytes:
                 gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
         meter.count_answers(answers)
 
-    async def _turn(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """The events of a chat without tools that run here. Raises ApiError or StageError."""
-        meter = self._meter
-        jobs = await to_jobs(self._gateway, self._request, meter.request_id, self._owner)
-        async with aclosing(run(self._gateway.pipeline, jobs, meter.left_s)) as events:
-            async for index, event in events:
-                meter.observe(event)
-                yield index, event
+    async def _run(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """One run of the pipeline, or turns with the tools that run here. Raises ApiError or StageError."""
+        if needs_dialog(self._gateway, self._request):
+            return self._turns()
+        jobs = await to_jobs(self._gateway, self._request, self._meter.request_id, self._owner)
+        return run(self._gateway.pipeline, jobs, self._meter.left_s)
 
     async def _turns(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """The events of all turns and tools as those of one answer. Raises ApiError."""
