@@ -7,16 +7,14 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 EVENT = "cannot start"  # of the last line that a stage logs
 TRACEBACKS = "QUARTET_TRACEBACKS"  # environment variable: with 1, a failed start's traceback is logged at any level
 
 _MOST_CHARACTERS = 600
-_KNOWN: Sequence[Mapping[str, str]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 _CONSEQUENCES = re.compile(r"See root cause above|See stack trace for root cause|EngineDeadError")
 _ENDED_CHILD = re.compile(r"Failed core proc\(s\): .*?: (-\d+)")
 _SIGNALS = {
@@ -81,8 +79,15 @@ def shows_tracebacks() -> bool:
     return os.environ.get(TRACEBACKS) == "1"
 
 
+@cache
+def _causes() -> Sequence[Mapping[str, str]]:
+    import yaml  # by a start that fails: the others need not wait for it
+
+    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+
+
 def _known(text: str) -> str | None:
-    for known in _KNOWN:
+    for known in _causes():
         if found := re.search(known["pattern"], text, re.DOTALL):
             what = _one_line(found[1] or "") if found.re.groups else ""
             return known["cause"].format(what=what, where=what and f" ({what})")
