@@ -1,7 +1,7 @@
 """Reads the items of a response's input into the form that is stored and listed."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -93,28 +93,29 @@ def read_items(given: str | Sequence[Any], field: str = "input") -> list[Item]:
         given = [{"role": "user", "content": given}]
     if len(given) > MAX_ITEMS:
         raise invalid(field, f"has {len(given)} items; at most {MAX_ITEMS} are taken")
-    items = [_item(each, f"{field}[{i}]") for i, each in enumerate(given)]
+    kinds = _kinds()
+    items = [_item(each, f"{field}[{i}]", kinds) for i, each in enumerate(given)]
     return [item for item in items if item is not None]
 
 
-def _item(given: Any, field: str) -> Item | None:
+def _item(given: Any, field: str, kinds: Mapping[str, tuple[type[Lenient], str]]) -> Item | None:
     """None: an item of other servers' tools."""
     if not isinstance(given, dict):
         raise invalid(field, "must be an item, an object with a type", "invalid_type")
     kind = given.get("type", "message" if "role" in given else None)
-    kinds = _kinds()
     if not isinstance(kind, str):
         raise invalid(f"{field}.type", f"required: one of {', '.join(kinds)}")
     if kind in OTHER_ITEMS and kind not in kinds:
         return None
     if kind not in kinds:
         raise invalid(f"{field}.type", f"{kind[:40]!r} is no item that is read here; use {', '.join(kinds)}")
-    within(kinds[kind][0], given, field)
+    model, prefix = kinds[kind]
+    within(model, given, field)
     item: Item = {name: value for name, value in given.items() if value is not None} | {"type": kind}
     if kind == "item_reference":
         return item
     if not isinstance(item.get("id"), str):
-        item["id"] = new_item_id(kind)
+        item["id"] = new_id(prefix)
     item.setdefault("status", "completed")
     if kind == "message":
         item["content"] = read_parts(item["content"], f"{field}.content", item["role"])
