@@ -112,7 +112,7 @@ class ChatRun(_BaseRun):
             async with aclosing(await self._run()) as events:
                 async for index, event in events:
                     answers[index].take(event)
-                    meter.observe(event)
+                    meter.observe(event)  # as turns do, too: what comes first counts, once
                     yield index, event
         for answer in answers:
             if answer.audio_bytes:
