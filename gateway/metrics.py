@@ -1,7 +1,5 @@
 """Prometheus metrics of the gateway."""
 
-from typing import Any
-
 from prometheus_client import Counter, Gauge, Histogram
 
 _LATENCY_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -66,14 +64,6 @@ SPECULATION_SAVED = Histogram(
     "How much sooner the first audio of an answer came for having begun in a pause",
     buckets=_LATENCY_BUCKETS_S,
 )
-
-
-def came(metric: Histogram, elapsed_s: float, log: dict[str, Any]) -> None:
-    """Observes TTFT or TTFA, once for each log line."""
-    name = {TTFT: "ttft_ms", TTFA: "ttfa_ms"}[metric]
-    if name not in log:
-        metric.observe(elapsed_s)
-        log[name] = round(elapsed_s * 1000, 1)
 
 
 def spoken(audio_s: float, elapsed_s: float) -> None:

@@ -10,9 +10,15 @@ Result = TypeVar("Result")
 
 async def cancel(*tasks: asyncio.Future[Any]) -> None:
     """Cancels `tasks` and waits for their ends, which a second cancellation does not cut short."""
+    running = []
     for task in tasks:
-        task.cancel()
-    await asyncio.shield(asyncio.gather(*tasks, return_exceptions=True))
+        if not task.done():
+            task.cancel()
+            running.append(task)
+        elif not task.cancelled():
+            task.exception()  # else asyncio logs it as one that nobody looked at
+    if running:
+        await asyncio.shield(asyncio.gather(*running, return_exceptions=True))
 
 
 @asynccontextmanager

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from prometheus_client import Histogram
+
 from gateway import metrics
 from gateway.answers.answer import Answer, usage
 from gateway.media.encode import BYTES_PER_SAMPLE
@@ -42,10 +44,11 @@ class Meter:
 
     def observe(self, event: object) -> None:
         """Measures TTFT and TTFA."""
-        if isinstance(event, TextDelta) and event.delta.token_ids:
-            metrics.came(metrics.TTFT, self.elapsed_s, self.log)
-        elif isinstance(event, AudioDelta):
-            metrics.came(metrics.TTFA, self.elapsed_s, self.log)
+        if isinstance(event, TextDelta):
+            if "ttft_ms" not in self.log and event.delta.token_ids:
+                self._came(metrics.TTFT, "ttft_ms")
+        elif isinstance(event, AudioDelta) and "ttfa_ms" not in self.log:
+            self._came(metrics.TTFA, "ttfa_ms")
 
     def count(self, prompt_tokens: int, text_tokens: int, frames: int | None) -> None:
         """Counts what the stages read and wrote; `frames`: None for a request without audio."""
@@ -54,6 +57,11 @@ class Meter:
         self.log |= {"prompt_tokens": prompt_tokens, "text_tokens": text_tokens}
         if frames is not None:
             self.log["frames"] = frames
+
+    def _came(self, metric: Histogram, name: str) -> None:
+        elapsed_s = self.elapsed_s
+        metric.observe(elapsed_s)
+        self.log[name] = round(elapsed_s * 1000, 1)
 
     def count_answers(self, answers: Sequence[Answer]) -> None:
         """Counts finished answers to one prompt."""

@@ -21,11 +21,16 @@ class EventBuffer:
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Event]] = deque()
         self._count = 0  # that were put since the last was taken
-        self._came, self._room = asyncio.Event(), asyncio.Event()
+        self._is_full = False  # a writer waits for `_room`
+        self._loop = asyncio.get_running_loop()
+        # Of the one reader, while it waits: an asyncio.Event would cost a twentieth of a text answer's CPU.
+        self._came: asyncio.Future[None] | None = None
+        self._room = asyncio.Event()
 
     async def put(self, index: int, event: Event) -> None:
         """Adds an event of answer `index` when there is room."""
         while self._count >= _MAX_WAITING:
+            self._is_full = True
             self._room.clear()
             await self._room.wait()
         self.put_now(index, event)
@@ -46,17 +51,20 @@ class EventBuffer:
             return None
         first = self._waiting.popleft()
         self._count = len(self._waiting)
-        self._room.set()
+        if self._is_full:
+            self._is_full = False
+            self._room.set()
         return first
 
     def wake(self, *_: object) -> None:
-        self._came.set()
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
 
     async def wait(self, over: Callable[[], bool]) -> None:
         """Returns when an event waits, or when `over` is true at a `wake`."""
         while not self._waiting and not over():
-            self._came.clear()
-            await self._came.wait()
+            self._came = self._loop.create_future()
+            await self._came
 
 
 def _joined(before: Event, event: Event) -> Event | None:

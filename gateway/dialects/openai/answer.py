@@ -31,7 +31,7 @@ def chunk(
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
     """A chunk's own members: a delta of choice `index`."""
-    return {"choices": [choice(index, {"delta": delta}, tokens or None, finish_reason)], "modality": modality}
+    return {"choices": [choice(index, {"delta": delta}, tokens, finish_reason)], "modality": modality}
 
 
 @dataclass
@@ -57,7 +57,7 @@ class StreamedAnswer(Answer):
                     body["content"] = delta.text
                 if delta.tool_calls:
                     body["tool_calls"] = [_tool_call(call) for call in delta.tool_calls]
-                tokens = logprobs(delta.logprobs)
+                tokens = logprobs(delta.logprobs) if delta.logprobs else None
                 if body or tokens:
                     yield chunk(self.index, "text", body, tokens)
             case PromptRead(text=text):
