@@ -51,14 +51,21 @@ class PromptChunk:
 
 
 class PrefillAttention:
-    """Queries of chunks of prompts in order: (tokens, heads, head_dim). Each sees its own prompt only."""
+    """Queries of chunks of prompts in order: (tokens, heads, head_dim). Each sees its own prompt only.
 
-    def __init__(self, cache: KeyValueCache, chunks: Sequence[PromptChunk]) -> None:
+    Args:
+        group: query heads that share a key-value head.
+    """
+
+    def __init__(self, cache: KeyValueCache, chunks: Sequence[PromptChunk], group: int) -> None:
         self._cache, self._chunks = cache, chunks
         self._lengths = [len(chunk.rows) for chunk in chunks]
         places = torch.arange(max(chunk.end for chunk in chunks), device=cache.keys.device)
+        # A row for each query head of a key-value head.
         self._masks = [
-            None if chunk.begin == 0 else places[: chunk.end] <= places[chunk.begin : chunk.end, None]
+            None
+            if chunk.begin == 0
+            else (places[: chunk.end] <= places[chunk.begin : chunk.end, None]).repeat(group, 1)
             for chunk in chunks
         ]
 
@@ -69,14 +76,17 @@ class PrefillAttention:
             keys, values = self._cache.keys[layer, chunk.slot], self._cache.values[layer, chunk.slot]
             keys[:, chunk.begin : chunk.end] = k.transpose(0, 1)
             values[:, chunk.begin : chunk.end] = v.transpose(0, 1)
-            y = F.scaled_dot_product_attention(
+            query_rows, seen = (
                 q.transpose(0, 1).unsqueeze(0),
-                keys[:, : chunk.end].unsqueeze(0),
-                values[:, : chunk.end].unsqueeze(0),
-                attn_mask=mask,
-                is_causal=mask is None,
-                enable_gqa=True,
+                (keys[None, :, : chunk.end], values[None, :, : chunk.end]),
             )
+            if mask is None:
+                y = F.scaled_dot_product_attention(query_rows, *seen, is_causal=True, enable_gqa=True)
+            else:
+                # With a mask and `enable_gqa`, CUDA has but the MATH path: float32, scores written out. So the query
+                # heads that share a key-value head take the place of query positions.
+                grouped = query_rows.reshape(1, len(keys), -1, q.shape[-1])
+                y = F.scaled_dot_product_attention(grouped, *seen, attn_mask=mask).reshape(query_rows.shape)
             mixed.append(y.squeeze(0).transpose(0, 1))
         return torch.cat(mixed)
 

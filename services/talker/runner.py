@@ -117,10 +117,11 @@ class TalkerRunner:
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PromptChunk]) -> None:
         """Runs chunks of different prompts in one pass."""
+        sizes = self.model.spec.talker
         hidden = self.model.model(
             torch.cat([chunk.rows for chunk in chunks]),
             torch.cat([chunk.positions for chunk in chunks]).to(self.model.device),
-            PrefillAttention(self._cache, chunks),
+            PrefillAttention(self._cache, chunks, sizes.heads // sizes.kv_heads),
         )
         end = 0
         for chunk in chunks:
