@@ -22,7 +22,7 @@ def budget(
     gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="memory of a GPU, as nvidia-smi says")] = None,
     gpus: Annotated[int, typer.Option(min=1, max=64, help="how many GPUs of that memory there are")] = 1,
     tensor_parallel_size: Annotated[
-        int | None, typer.Option(min=1, help="GPUs that share the thinker; default: what serves most")
+        int | None, typer.Option(min=1, help="GPUs that share the thinker; default: the fewest that hold it")
     ] = None,
     streams: Annotated[int, typer.Option(min=1, help="spoken answers at a time")] = 8,
     context_tokens: Annotated[int, typer.Option(min=2, help="longest prompt plus output of a request")] = 32_768,
@@ -34,8 +34,9 @@ def budget(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
 ) -> None:
     """Say how thinker, talker and code2wav share GPUs, as settings, or why they cannot."""
-    from cli.budget import GIB, Demand, best, lines
-    from cli.budget import table as gpu_table
+    from cli.budget import GIB, Demand, best
+    from cli.budget_report import lines
+    from cli.budget_report import table as gpu_table
     from cli.sizes import published_sizes, read_sizes
 
     demand = Demand(streams, context_tokens, talker_positions, int(dit_gib * GIB))

@@ -88,6 +88,10 @@ def up(
         Path | None, typer.Option(help="directory for logs and state.json; default: a temporary one")
     ] = None,
     verbose: Verbose = False,
+    plan: Annotated[
+        bool,
+        typer.Option("--plan", help="print what would be started, and each stage's share of the GPUs; start nothing"),
+    ] = False,
     thinker_arg: StageFlags = None,
     talker_arg: StageFlags = None,
     code2wav_arg: StageFlags = None,
@@ -102,7 +106,7 @@ def up(
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
     from cli.plan import GATEWAY, LaunchOptions, Tls, demo_options, pipeline_for
-    from cli.up import serve
+    from cli.up import serve, show
     from gateway.pipeline.kinds import KINDS
 
     others: dict[str, Any] = {
@@ -118,7 +122,10 @@ def up(
         options = demo_options(pipeline, dit_model, **others)
     else:
         options = LaunchOptions(model, pipeline=pipeline or pipeline_for(model), dit_model=dit_model, **others)
-    asyncio.run(serve(options))
+    if plan:
+        show(options)
+    else:
+        asyncio.run(serve(options))
 
 
 @app.command()

@@ -38,10 +38,7 @@ def read_sizes(model: str) -> Sizes:
         config, tensors = (read_config(folder), tensor_bytes(folder)) if folder.is_dir() else _hub(model)
         family = family_of(config)
         if not family.has("budget"):
-            raise ValueError(
-                f"{family.name} models have no thinker, whose memory a budget shares out; their sizes: docs/gpus.md. "
-                f"What starts here says: quartet doctor --model {model} --stage talker --stage code2wav"
-            )
+            raise ValueError(f"{family.name} models do not say what they need of a GPU")
         sizes: Sizes = family.part("budget").sizes(config, tensors)
     except (OSError, ValueError) as error:
         raise BudgetError(f"--model {model}: {error}") from None
@@ -51,14 +48,25 @@ def read_sizes(model: str) -> Sizes:
 
 
 def tensor_bytes(folder: Path) -> Iterator[tuple[str, int]]:
-    """Yields (name, bytes) of every tensor. Raises ValueError: no safetensors files, or a broken one."""
-    files = sorted(folder.glob("*.safetensors"))
+    """Yields (name, bytes) of every tensor; names of those in an inner folder begin with its.
+
+    Raises:
+        ValueError: there are no safetensors files, or a broken one.
+    """
+    files = sorted(folder.rglob("*.safetensors"))
     if not files:
         raise ValueError("there are no safetensors files in it")
     for path in files:
+        inner = path.relative_to(folder).parent
         for name, entry in read_header(path).items():
             begin, end = entry["data_offsets"]
-            yield name, end - begin
+            yield str(inner / name), end - begin
+
+
+def pipeline_weights(folder: Path) -> dict[str, int]:
+    """Bytes of each model of a diffusers checkpoint, which has a folder for each."""
+    parts = {path.name: path for path in sorted(folder.iterdir()) if any(path.glob("*.safetensors"))}
+    return {name: sum(size for _, size in tensor_bytes(path)) for name, path in parts.items()}
 
 
 def stored_dtype(folder: Path) -> str:
@@ -93,9 +101,13 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def _hub(model: str) -> tuple[dict[str, Any], Iterator[tuple[str, int]]]:
-    from huggingface_hub import get_safetensors_metadata, hf_hub_download
+    """Of a checkpoint on the hub; offline, of what has been fetched."""
+    from huggingface_hub import constants, get_safetensors_metadata, hf_hub_download
 
-    config = read_config(Path(hf_hub_download(model, "config.json")).parent)
+    folder = Path(hf_hub_download(model, "config.json")).parent
+    config = read_config(folder)
+    if constants.HF_HUB_OFFLINE:
+        return config, tensor_bytes(folder)
     files = get_safetensors_metadata(model).files_metadata.values()
     stored = (tensor for file in files for tensor in file.tensors.items())
     return config, ((name, tensor.data_offsets[1] - tensor.data_offsets[0]) for name, tensor in stored)

@@ -10,9 +10,10 @@ from functools import cached_property
 from pathlib import Path
 
 from cli import run_files
-from cli.check import check, has_gpu
+from cli.check import has_gpu
 from cli.doctor.system import usable_cores
-from cli.plan import GATEWAY, LaunchError, LaunchOptions, PlannedStage, stages_to_start
+from cli.gpu_plan import plan
+from cli.plan import GATEWAY, LaunchError, LaunchOptions, PlannedStage
 from cli.ports import HOST, free_ports
 from cli.process import OUT_OF_MEMORY, ChildProcess, ending, oom_kills
 from cli.reaper import Reaper
@@ -47,8 +48,8 @@ class Supervisor:
         self._probes: dict[str, probe.StageProbe] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._oom_kills = oom_kills()
-        stages = stages_to_start(options)
-        check(options, stages)
+        launch = plan(options)
+        stages, self.gpu_shares = launch.stages, launch.lines
         self._stages = {stage.name: stage for stage in stages}
         self._verbose, self._scratch = options.verbose, options.temporary
         self.run_directory = options.run_directory or run_files.temporary(RUN_PREFIX)

@@ -2,19 +2,38 @@
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from cli.plan import LaunchOptions
+from cli.gpu_plan import plan
+from cli.plan import GATEWAY, LaunchOptions
 from cli.supervisor import STOP_GRACE_S, Supervisor
 from cli.terminal import console
+
+
+def show(options: LaunchOptions) -> None:
+    """Prints what `serve` would start. Raises LaunchError."""
+    launch = plan(options)
+    for line in (*(launch.lines or ["no GPU is used"]), ""):
+        print(line)
+    for stage in launch.stages:
+        print(
+            shlex.join(
+                [f"{stage.name}:", "python", "-m", f"services.{stage.kind}", "--model", stage.model, *stage.flags]
+            )
+        )
+    if options.has_gateway:
+        print(shlex.join([f"{GATEWAY}:", "python", "-m", GATEWAY, *options.gateway_flags]))
 
 
 async def serve(options: LaunchOptions) -> None:
     """Returns after SIGINT or SIGTERM, when all has stopped. Raises LaunchError."""
     supervisor = Supervisor(options, progress=say)
+    for line in supervisor.gpu_shares:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print(f"starting {listed(supervisor.names)}; logs in {supervisor.run_directory}")
     serving = asyncio.create_task(_serve_for_ever(supervisor))
     for number in (signal.SIGINT, signal.SIGTERM):

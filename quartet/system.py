@@ -73,6 +73,8 @@ class StageProcesses:
         self._thread = LoopThread("quartet-stages", asyncio.new_event_loop, self._stop)
         self._starting: Future[None] | None = None
         self.addresses, self.run_directory = self._supervisor.addresses, self._supervisor.run_directory
+        for line in self._supervisor.gpu_shares:
+            log.info("%s", line)
 
     async def start(self) -> None:
         """Returns when all stages serve. Raises LaunchError: a stage ended before."""

@@ -1,7 +1,7 @@
 """What the stages of a checkpoint need of a GPU."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.registry import STAGES, has_speech
@@ -25,20 +25,22 @@ class Sizes:
         kv_per_token: the thinker's key-value memory of a token, all heads.
         states_per_token: what the thinker keeps beside it.
         talker_kv_per_position: the talker's key-value memory of a prompt position or frame; 0 without one.
+        max_context_tokens: longest prompt plus output that the thinker is trained for.
     """
 
     weights: Mapping[str, int]
-    unsplit: int
-    text_table: int
-    heads: int
-    kv_heads: int
-    kv_per_token: int
-    states_per_token: int
-    talker_kv_per_position: int
+    unsplit: int = 0
+    text_table: int = 0
+    heads: int = 1
+    kv_heads: int = 1
+    kv_per_token: int = 0
+    states_per_token: int = 0
+    talker_kv_per_position: int = 0
+    max_context_tokens: int = 0
 
-    @property
-    def has_speech(self) -> bool:
-        return "talker" in self.weights
+    def of(self, stages: Collection[str]) -> "Sizes":
+        """Of these stages alone."""
+        return replace(self, weights={stage: size for stage, size in self.weights.items() if stage in stages})
 
 
 def weights_dtype(*configs: Mapping[str, Any]) -> str:
@@ -77,6 +79,7 @@ def omni_sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]], pr
         kv_per_token=kv_bytes(thinker, element),
         states_per_token=(STATE_LAYERS * thinker["hidden_size"] * element if talker else 0) + ROPE_BYTES,
         talker_kv_per_position=kv_bytes(talker, element) if talker else 0,
+        max_context_tokens=thinker.get("max_position_embeddings", 32_768),
     )
 
 

@@ -9,12 +9,14 @@ import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 from typer.testing import CliRunner
 
-from cli.budget import GIB, Budget, Demand, Layout, best, lines, share_out, table
+from cli.budget import GIB, Budget, Demand, Layout, best, share_out
+from cli.budget_report import lines, table
 from cli.doctor.fit import stages_of
 from cli.main import app
 from cli.sizes import BudgetError, read_sizes
 from services.families.qwen3_omni.budget import PUBLISHED, sizes
 from services.registry import family_of
+from tests.support.weights.checkpoints import tts_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = Demand(streams=4, context_tokens=8192, talker_positions=4096)
@@ -26,6 +28,7 @@ THINKER_TEXT = {
     "num_attention_heads": 32,
     "num_key_value_heads": 4,
     "head_dim": 128,
+    "max_position_embeddings": 65_536,
     "moe_intermediate_size": 768,
     "num_experts": 128,
 }
@@ -133,7 +136,7 @@ def test_room_for_a_dit():
 @pytest.mark.parametrize(("ranks", "kv_kib"), [(1, 96), (2, 48), (4, 24), (8, 24)])
 def test_tensor_parallel(ranks: int, kv_kib: int):
     """The first GPU has the states besides its part of the cache; four KV heads are not split over eight GPUs."""
-    budget = share_out(PUBLISHED, 80 * GIB, SMALL, Layout(ranks, apart=True))
+    budget = share_out(PUBLISHED, 80 * GIB, SMALL, Layout.of(ranks, apart=1))
     assert budget.settings["THINKER_KV_CACHE_BYTES"] == str(budget.context_tokens * kv_kib * 1024)
     assert all(taken(budget, gpu) <= 0.97 * 80 * GIB for gpu in range(budget.layout.gpus))
     assert budget.shares[0].weights > 63_438_410_976 // ranks - 1
@@ -142,10 +145,10 @@ def test_tensor_parallel(ranks: int, kv_kib: int):
 
 
 def test_layouts_are_chosen_by_what_fits():
-    assert best(PUBLISHED, 95 * GIB, 1, Demand()).layout == Layout()
-    assert best(PUBLISHED, 95 * GIB, 8, Demand()).layout == Layout(4, apart=True)
-    assert best(PUBLISHED, 70 * GIB, 2, Demand(streams=32)).layout == Layout(2)
-    assert best(PUBLISHED, 95 * GIB, 8, Demand(), tensor_parallel=2).layout == Layout(2, apart=True)
+    assert best(PUBLISHED, 95 * GIB, 1, Demand()).layout == Layout.of(1, stages=("talker", "code2wav"))
+    assert best(PUBLISHED, 95 * GIB, 8, Demand()).layout == Layout.of(1, apart=2, stages=("talker", "code2wav"))
+    assert best(PUBLISHED, 70 * GIB, 2, Demand(streams=32)).layout == Layout.of(2, stages=("talker", "code2wav"))
+    assert str(best(PUBLISHED, 95 * GIB, 8, Demand(), tensor_parallel=2).layout) == "2 + 2"
     with pytest.raises(BudgetError, match="--tensor-parallel-size 3: must be a power of two"):
         best(PUBLISHED, 95 * GIB, 8, Demand(), tensor_parallel=3)
     with pytest.raises(BudgetError, match="too few"):
@@ -153,7 +156,7 @@ def test_layouts_are_chosen_by_what_fits():
 
 
 def test_settings_of_several_gpus_are_flags():
-    shown = "\n".join(lines(share_out(PUBLISHED, 95 * GIB, Demand(), Layout(2, apart=True))))
+    shown = "\n".join(lines(share_out(PUBLISHED, 95 * GIB, Demand(), Layout.of(2, apart=1))))
     assert "--thinker-arg=--tensor-parallel-size=2" in shown
     assert "--thinker-arg=--kv-cache-bytes=" in shown
     assert "--talker-arg=--device=cuda:2" in shown
@@ -194,12 +197,16 @@ def test_no_such_checkpoint(tmp_path):
         read_sizes(str(tmp_path))
 
 
-def test_a_model_without_a_thinker_has_no_budget_but_a_doctor(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3_tts"}')
-    (tmp_path / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
-    with pytest.raises(BudgetError, match=r"no thinker.* quartet doctor --model .* --stage talker --stage code2wav"):
-        read_sizes(str(tmp_path))
-    assert list(stages_of(str(tmp_path))) == ["talker", "code2wav"]
+def test_a_model_without_a_thinker() -> None:
+    checkpoint = tts_checkpoint("qwen3-tts")
+    assert list(stages_of(str(checkpoint))) == ["talker", "code2wav"]
+    sizes = read_sizes(str(checkpoint))
+    files = {file.parent.name: file.stat().st_size for file in checkpoint.rglob("*.safetensors")}
+    assert 0.8 * files["speech_tokenizer"] < sizes.weights["code2wav"] <= files["speech_tokenizer"]
+    budget = best(sizes, 8 * GIB, 2, Demand())
+    assert [share.stage for share in budget.shares] == ["talker", "code2wav"]
+    assert budget.shares[1].gpus == range(1, 2)
+    assert not any("THINKER" in name for name in budget.settings)
 
 
 def test_a_stage_that_a_family_lacks_names_the_pipeline_without_it():

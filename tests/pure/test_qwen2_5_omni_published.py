@@ -1,6 +1,7 @@
 """Qwen2.5-Omni as published, 7B and 3B: their config.json is understood, and what they need of a GPU is counted."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,21 @@ from services.families.qwen2_5_omni.talker import read_talker
 from services.families.qwen2_5_omni.thinker import ARCHITECTURES, checkpoint
 from services.registry import family_of
 from services.thinker.plugin.rows import row_bytes
+from tests.support.weights.published_sizes import PARAMETERS, PUBLISHED, TALKER, TEXT
 
 # As transformers 4.52 wrote them: rope by the keys of that time.
 ROPE = {
     "rope_theta": 1_000_000.0,
     "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
 }
-TEXT = {
-    "7B": {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28}
-    | {"num_key_value_heads": 4, "vocab_size": 152_064},
-    "3B": {"hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36, "num_attention_heads": 16}
-    | {"num_key_value_heads": 2, "vocab_size": 151_936},
-}
 CODEC = {"start": 8293, "end": 8294, "pad": 8292, "mask": 8296}
-PARAMETERS = {  # of its architecture, counted once
-    "7B": {"thinker": 8_931_813_888, "talker": 1_351_360_256, "code2wav": 449_051_264},
-    "3B": {"thinker": 4_703_464_448, "talker": 1_337_007_872, "code2wav": 449_051_264},
-}
 
 
 def published(size: str) -> dict[str, Any]:
     """The parts of config.json that anything here depends on."""
     text = TEXT[size] | ROPE | {"rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False}
     width = text["hidden_size"]
-    talker = {"hidden_size": 896, "embedding_size": width, "intermediate_size": 18_944, "num_hidden_layers": 24}
-    talker |= {"num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 8448}
+    talker = TALKER | {"embedding_size": width}
     talker |= {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "hidden_act": "silu", **ROPE}
     talker |= {f"tts_codec_{name}_token_id": code for name, code in CODEC.items()}
     talker |= {"tts_text_start_token_id": 151_860, "tts_text_end_token_id": 151_861, "tts_text_pad_token_id": 151_859}
@@ -107,7 +98,12 @@ def test_what_it_needs_of_a_gpu(size: str) -> None:
         model: Any = Qwen2_5OmniForConditionalGeneration(Qwen2_5OmniConfig(**json.loads(json.dumps(config))))
     tensors = [(name, 2 * tensor.numel()) for name, tensor in model.state_dict().items()]
     counted = sizes(config, tensors)
-    assert counted.weights == {stage: 2 * count for stage, count in PARAMETERS[size].items()}
+    stored = {stage: 2 * count for stage, count in PARAMETERS[size].items()}
+    assert {stage: counted.weights[stage] for stage in ("thinker", "talker")} == {
+        stage: stored[stage] for stage in ("thinker", "talker")
+    }
+    assert counted.weights["code2wav"] > 2 * stored["code2wav"], "token2wav computes in float32"
+    assert counted == replace(PUBLISHED[size], unsplit=counted.unsplit)
     assert set(PREFIXES) == set(counted.weights)
     assert counted.kv_per_token == {"7B": 56, "3B": 36}[size] * 1024
     assert counted.talker_kv_per_position == 48 * 1024

@@ -16,4 +16,5 @@ PUBLISHED = Sizes(
     kv_per_token=96 * 1024,
     states_per_token=STATE_LAYERS * 2048 * 2 + ROPE_BYTES,
     talker_kv_per_position=20 * 1024,
+    max_context_tokens=65_536,
 )

@@ -11,8 +11,8 @@ from services.code2wav.causal import Carry
 from services.code2wav.family import DecoderSpec
 from services.code2wav.layers import CausalConv
 from services.code2wav.wave import WaveDecoder, WaveSizes, read_sizes
+from services.families.qwen3_tts import FOLDER
 
-FOLDER = "speech_tokenizer"
 MODEL_TYPE = "qwen3_tts_tokenizer_12hz"
 _PREFIX = "decoder."
 # Only the codec's training uses them.

@@ -11,7 +11,7 @@ from transformers.audio_utils import mel_filter_bank
 
 from services.common.engine.ecapa import SpeakerEncoder
 from services.common.engine.weights import Checkpoint
-from services.families.qwen3_tts.code2wav import FOLDER
+from services.families.qwen3_tts import FOLDER
 from services.registry import read_config
 from services.talker.inputs import Voice
 

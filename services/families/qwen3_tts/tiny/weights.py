@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-from services.families.qwen3_tts.code2wav import FOLDER, Qwen3TtsDecoder, new_decoder
+from services.families.qwen3_tts import FOLDER
+from services.families.qwen3_tts.code2wav import Qwen3TtsDecoder, new_decoder
 from services.families.qwen3_tts.talker import WEIGHTS, read_talker
 from services.families.qwen3_tts.voice_sample import SPEAKER_PREFIX, new_codec_encoder, new_speaker_encoder
 from services.families.tiny_parts import CALIBRATION_FRAMES, fill, set_loudness, write_json

@@ -1,0 +1,76 @@
+"""A budget as a table, as settings of a .env file, as flags of `quartet up`; what fits on which GPUs."""
+
+from collections.abc import Iterator
+
+from cli.budget import GIB, MIB, Budget, Demand, best
+from cli.sizes import BudgetError
+from services.sizes import Sizes
+
+# The table of docs/gpus.md: memory as nvidia-smi gives it, MiB.
+MOST_GPUS = 8
+GPUS = {
+    "24 GB (RTX 4090)": 24_564,
+    "48 GB (L40S)": 46_068,
+    "80 GB (H100)": 81_559,
+    "96 GB (RTX PRO 6000)": 97_887,
+    "141 GB (H200)": 143_771,
+}
+
+
+def lines(budget: Budget) -> Iterator[str]:
+    yield from share_lines(budget)
+    yield ""
+    if budget.layout.gpus == 1:
+        yield "# for .env"
+        yield from (f"{name}={value}" for name, value in budget.settings.items())
+    else:
+        yield "# for quartet up"
+        yield from up_flags(budget)
+
+
+def share_lines(budget: Budget) -> Iterator[str]:
+    yield f"{'stage':<10}{'GPU':<6}{'weights':>9}{'working':>9}{'requests':>10}{'total':>8}  GiB"
+    for share in budget.shares:
+        parts = (share.weights, share.working, share.requests, share.total)
+        weights, working, requests, total = (f"{part / GIB:.1f}" for part in parts)
+        gpus = f"{share.gpus[0]}" if len(share.gpus) == 1 else f"{share.gpus[0]}-{share.gpus[-1]}"
+        yield f"{share.stage:<10}{gpus:<6}{weights:>9}{working:>9}{requests:>10}{total:>8}  {share.note}"
+    for gpu in sorted({*budget.layout.thinker[:1], *budget.layout.thinker[-1:], *budget.layout.others.values()}):
+        yield f"{'free':<10}{gpu:<6}{budget.free_bytes(gpu) / GIB:>36.1f}  of {budget.gpu_bytes / GIB:.1f}"
+
+
+def settings_by_stage(budget: Budget) -> dict[str, dict[str, str]]:
+    """By stage, its settings by name: those of .env, and its GPU."""
+    by_stage: dict[str, dict[str, str]] = {}
+    for share in budget.shares:
+        prefix = f"{share.stage.upper()}_"
+        place = {"device": f"cuda:{share.gpus[0]}"}
+        if share.stage == "thinker":
+            place = {"tensor_parallel_size": str(len(share.gpus))}
+        own = {name.removeprefix(prefix).lower(): value for name, value in budget.settings.items() if prefix in name}
+        by_stage[share.stage] = place | own
+    return by_stage
+
+
+def up_flags(budget: Budget) -> Iterator[str]:
+    """Yields flags of `quartet up`."""
+    for stage, settings in settings_by_stage(budget).items():
+        for name, value in settings.items():
+            yield f"--{stage}-arg=--{name.replace('_', '-')}={value}"
+
+
+def table(sizes: Sizes, demand: Demand) -> Iterator[str]:
+    """Yields the table of docs/gpus.md: layouts, and the thinker's KV caches in thousands of tokens."""
+    yield "| GPUs | " + " | ".join(str(gpus) for gpus in range(1, MOST_GPUS + 1)) + " |"
+    yield "|---" * (MOST_GPUS + 1) + "|"
+    for name, memory_mib in GPUS.items():
+        cells = [_cell(sizes, memory_mib * MIB, gpus, demand) for gpus in range(1, MOST_GPUS + 1)]
+        yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _cell(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand) -> str:
+    try:
+        budget = best(sizes, gpu_bytes, gpus, demand)
+    except BudgetError:
+        return "-"
+    return f"{budget.layout}: {budget.context_tokens // 1000}" if budget.context_tokens else f"{budget.layout}"
