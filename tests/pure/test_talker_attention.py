@@ -18,7 +18,7 @@ def piece(slot: int, begin: int, end: int) -> PromptChunk:
 def test_a_prompt_in_pieces_is_the_prompt_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a mask, no call has `enable_gqa`: CUDA would take the MATH path, float32 with the scores written out."""
     options: list[dict[str, Any]] = []
-    real = F.scaled_dot_product_attention
+    real: Any = F.scaled_dot_product_attention
 
     def recorded(*tensors: torch.Tensor, **given: Any) -> torch.Tensor:
         options.append(given)
