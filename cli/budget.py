@@ -3,7 +3,7 @@
 The constants below estimate, on the safe side, what the checkpoint does not say (CUDA contexts, activations, graphs).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -15,6 +15,11 @@ MIB = 1024**2
 CONTEXT_BYTES = 3 * GIB // 4  # a process on the GPU: CUDA context, kernels, the allocator's rounding
 FREE_SHARE = 0.03  # of the GPU, for nobody
 KV_BLOCK_TOKENS = 16
+
+# Models with less weights than these take less for everything but their contexts, in proportion, down to a tenth.
+THINKER_LARGE_BYTES = 4 * GIB
+TALKER_LARGE_BYTES = GIB
+CODE2WAV_LARGE_BYTES = 400 * MIB
 
 # The thinker's largest step: the longest video that its context holds, through the vision tower; vLLM's CUDA graphs.
 THINKER_STEP_BYTES = 5 * GIB
@@ -34,7 +39,36 @@ CODE2WAV_FRAME_SIZES = 5  # 1 to 16 frames a step
 CODE2WAV_STEP_BYTES = 80 * MIB
 CODE2WAV_STREAM_BYTES = 8 * MIB  # convolutions' and attention's past of one stream
 
-SPEECH = ("talker", "code2wav", "dit")  # what the thinker shares GPUs with
+OTHERS = ("talker", "code2wav", "encoder", "dit")  # what the thinker shares GPUs with
+
+
+class LayoutError(BudgetError):
+    """No layout is as it is set."""
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """A machine's, by index.
+
+    Attributes:
+        memory: bytes of each, as nvidia-smi gives them.
+        taken: bytes of each that other programs have.
+    """
+
+    memory: tuple[int, ...]
+    taken: tuple[int, ...]
+
+    @classmethod
+    def alike(cls, memory_bytes: int, count: int = 1) -> "Gpus":
+        return cls((memory_bytes,) * count, (0,) * count)
+
+    def usable(self, gpu: int) -> int:
+        return self.memory[gpu] - int(self.memory[gpu] * FREE_SHARE) - self.taken[gpu]
+
+    @property
+    def roomiest(self) -> list[int]:
+        """Those with most room first."""
+        return sorted(range(len(self.memory)), key=lambda gpu: -self.usable(gpu))
 
 
 @dataclass(frozen=True)
@@ -45,50 +79,34 @@ class Demand:
         streams: spoken answers at a time.
         context_tokens: longest prompt plus output.
         talker_positions: longest prompt plus frames of an answer.
-        dit_bytes: memory to leave for a dit.
-        taken_bytes: memory of each GPU that other programs have.
+        decoder_streams: of code2wav; None: `streams`.
+        kv_cache_bytes: of the thinker; None: what the others leave.
+        diffusion: bytes that dit and encoder take, by the kind.
+        dit_gpus: that the dit's ranks are on, the first ones.
     """
 
     streams: int = 8
     context_tokens: int = 32_768
     talker_positions: int = 8192
-    dit_bytes: int = 0
-    taken_bytes: int = 0
+    decoder_streams: int | None = None
+    kv_cache_bytes: int | None = None
+    diffusion: Mapping[str, int] = field(default_factory=dict)
+    dit_gpus: int = 1
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which GPUs a stage is on.
+    """Which GPUs stages are on; `thinker`: as many as split it, the first keeps its states."""
 
-    Attributes:
-        thinker: as many as split it; the first is that of its states.
-        others: the GPU of each of SPEECH.
-    """
-
-    thinker: range = range(1)
-    others: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(SPEECH, 0))
-
-    @classmethod
-    def of(cls, tensor_parallel: int, apart: int = 0, stages: Sequence[str] = SPEECH) -> "Layout":
-        """The thinker on the first `tensor_parallel` GPUs, `stages` on the `apart` after them, else on the first."""
-        places = {stage: tensor_parallel + min(i, apart - 1) if apart else 0 for i, stage in enumerate(stages)}
-        return cls(range(tensor_parallel), places)
-
-    @property
-    def gpus(self) -> int:
-        return max(self.used) + 1
+    thinker: tuple[int, ...] = (0,)
+    others: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: dict.fromkeys(OTHERS, (0,)))
 
     @property
     def used(self) -> list[int]:
-        return sorted({*self.thinker, *self.others.values()})
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether the thinker has its GPUs for itself."""
-        return not {*self.thinker} & {*self.others.values()}
+        return sorted({*self.thinker, *(gpu for gpus in self.others.values() for gpu in gpus)})
 
     def __str__(self) -> str:
-        apart = {*self.others.values()} - {*self.thinker}
+        apart = {*self.used} - {*self.thinker}
         return " + ".join(str(count) for count in (len(self.thinker), len(apart)) if count)
 
 
@@ -97,7 +115,7 @@ class Share:
     """Bytes that a stage takes of each of its GPUs."""
 
     stage: str
-    gpus: range
+    gpus: tuple[int, ...]
     weights: int
     working: int
     requests: int
@@ -113,136 +131,124 @@ class Budget:
     """How GPUs are shared.
 
     Attributes:
-        gpu_bytes: of each GPU.
-        context_tokens: capacity of the thinker's key-value cache.
+        context_tokens: capacity of the thinker's key-value cache; 0 without a thinker.
         settings: by their names in .env, for stages on one GPU.
     """
 
-    gpu_bytes: int
+    gpus: Gpus
     layout: Layout
     shares: tuple[Share, ...]
     context_tokens: int
     settings: Mapping[str, str]
 
     def free_bytes(self, gpu: int) -> int:
-        return self.gpu_bytes - sum(share.total for share in self.shares if gpu in share.gpus)
+        """Of other programs and stages, the share for nobody included."""
+        taken = sum(share.total for share in self.shares if gpu in share.gpus)
+        return self.gpus.memory[gpu] - self.gpus.taken[gpu] - taken
 
 
-def share_out(sizes: Sizes, gpu_bytes: int, demand: Demand, layout: Layout = Layout()) -> Budget:
-    """Gives talker, code2wav and dit what `demand` takes, and the thinker the rest. Raises TooLittleMemory."""
-    usable = gpu_bytes - int(gpu_bytes * FREE_SHARE) - demand.taken_bytes
-    speech = _speech(sizes, demand, layout)
-    left = [usable - sum(share.total for share in speech if gpu in share.gpus) for gpu in range(layout.gpus)]
-    if min(left) < 0:
-        full = left.index(min(left))
-        raise _too_few(gpu_bytes, -left[full], [share for share in speech if full in share.gpus], demand, "")
+def share_out(sizes: Sizes, gpus: Gpus, demand: Demand, layout: Layout = Layout()) -> Budget:
+    """Gives all but the thinker what `demand` takes, and the thinker the rest. Raises TooLittleMemory."""
+    others = _others(sizes, demand, layout)
+    left = {gpu: gpus.usable(gpu) - sum(s.total for s in others if gpu in s.gpus) for gpu in layout.used}
+    full = min(left, key=lambda gpu: left[gpu])
+    if left[full] < 0:
+        raise _too_few(gpus, full, -left[full], [share for share in others if full in share.gpus], demand, "")
     settings: dict[str, str] = {}
     if "talker" in sizes.weights:
         settings["TALKER_MAX_RUNNING_REQUESTS"] = str(demand.streams)
         settings["TALKER_MAX_CONTEXT_POSITIONS"] = str(demand.talker_positions)
     if "code2wav" in sizes.weights:
-        settings["CODE2WAV_MAX_RUNNING_REQUESTS"] = str(demand.streams)
+        settings["CODE2WAV_MAX_RUNNING_REQUESTS"] = str(_decoder_streams(demand))
     if "thinker" not in sizes.weights:
-        return Budget(gpu_bytes, layout, speech, 0, settings)
-    beside = [share for share in speech if {*share.gpus} & {*layout.thinker}]
-    thinker, tokens, kv = _thinker(sizes, min(left[gpu] for gpu in layout.thinker), layout, demand, gpu_bytes, beside)
+        return Budget(gpus, layout, others, 0, settings)
+    tightest = min(layout.thinker, key=lambda gpu: left[gpu])
+    thinker, tokens = _thinker(sizes, gpus, tightest, left[tightest], layout, demand, others)
     # Given the cache's size, vLLM only checks at its start that this share is free: its own context is there by then.
-    utilization = int((thinker.total - CONTEXT_BYTES) / gpu_bytes * 1000) / 1000
+    smallest = min(gpus.memory[gpu] for gpu in layout.thinker)
+    utilization = int((thinker.total - CONTEXT_BYTES) / smallest * 1000) / 1000
     thinkers = {
         "THINKER_GPU_MEMORY_UTILIZATION": f"{utilization:.3f}",
-        "THINKER_KV_CACHE_BYTES": str(kv),
+        "THINKER_KV_CACHE_BYTES": str(tokens * _kv_per_token(sizes, layout)),
         "THINKER_MAX_CONTEXT_TOKENS": str(_context_tokens(sizes, demand)),
     }
-    return Budget(gpu_bytes, layout, (thinker, *speech), tokens, thinkers | settings)
+    return Budget(gpus, layout, (thinker, *others), tokens, thinkers | settings)
 
 
 def _thinker(
-    sizes: Sizes, left: int, layout: Layout, demand: Demand, gpu_bytes: int, beside: Sequence[Share]
-) -> tuple[Share, int, int]:
-    """Its share of the `left` bytes; tokens and bytes of its KV cache. `beside`: shares of its GPUs."""
-    ranks = len(layout.thinker)
-    weights = (sizes.weights["thinker"] - sizes.unsplit) // ranks + sizes.unsplit
-    working = THINKER_STEP_BYTES + CONTEXT_BYTES + (THINKER_PEER_BYTES if ranks > 1 else 0)
-    # A KV head is on one GPU, or on several if these are more. The first GPU keeps the states besides.
-    kv_per_token = sizes.kv_per_token // min(ranks, sizes.kv_heads)
-    per_token = kv_per_token + sizes.states_per_token
+    sizes: Sizes, gpus: Gpus, gpu: int, left: int, layout: Layout, demand: Demand, others: Sequence[Share]
+) -> tuple[Share, int]:
+    """Its share of the `left` bytes of the tightest of its GPUs, and the tokens of its KV cache."""
+    ranks, stored = len(layout.thinker), sizes.weights["thinker"]
+    weights = (stored - sizes.unsplit) // ranks + sizes.unsplit
+    step = _scaled(THINKER_STEP_BYTES, stored, THINKER_LARGE_BYTES)
+    working = step + CONTEXT_BYTES + (THINKER_PEER_BYTES if ranks > 1 else 0)
+    kv_per_token = _kv_per_token(sizes, layout)
+    per_token = kv_per_token + sizes.states_per_token  # the first GPU keeps the states besides
     left -= weights + working
     context_tokens = _context_tokens(sizes, demand)
-    tokens = min(left // per_token, MOST_CONTEXTS * context_tokens) // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
-    if tokens < context_tokens:
-        needed = context_tokens * per_token
+    if demand.kv_cache_bytes is None:
+        tokens = min(left // per_token, MOST_CONTEXTS * context_tokens)
+        least, what = context_tokens, f"one context of {context_tokens} tokens"
+    else:
+        least = tokens = demand.kv_cache_bytes // kv_per_token
+        what = f"the KV cache of {tokens} tokens that is set"
+    tokens = tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+    if tokens < least // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS or least * per_token > left:
+        beside = [share for share in others if gpu in share.gpus]
+        needed = f", and {what} {least * per_token / GIB:.1f} GiB"
         fixed = Share("thinker", layout.thinker, weights, working, 0, "")
-        context = f", and one context of {context_tokens} tokens {needed / GIB:.1f} GiB"
-        raise _too_few(gpu_bytes, needed - left, [fixed, *beside], demand, context)
-    kv, states = tokens * kv_per_token, tokens * sizes.states_per_token
+        raise _too_few(gpus, gpu, least * per_token - left, [fixed, *beside], demand, needed)
     note = f"KV cache and states of {tokens} tokens"
-    return Share("thinker", layout.thinker, weights, working, kv + states, note), tokens, kv
+    return Share("thinker", layout.thinker, weights, working, tokens * per_token, note), tokens
+
+
+def _kv_per_token(sizes: Sizes, layout: Layout) -> int:
+    """Of each GPU: a KV head is on one, or on several if these are more."""
+    return sizes.kv_per_token // min(len(layout.thinker), sizes.kv_heads)
 
 
 def _context_tokens(sizes: Sizes, demand: Demand) -> int:
-    return min(demand.context_tokens, sizes.max_context_tokens)
+    return min(demand.context_tokens, sizes.max_context_tokens or demand.context_tokens)
 
 
-def layouts(sizes: Sizes, gpus: int, tensor_parallel: int | None = None, *, has_dit: bool = False) -> list[Layout]:
-    """Lists layouts on at most `gpus` GPUs, best first: each stage on its own, then the fewest GPUs for the thinker."""
-    others = [stage for stage in SPEECH if stage in sizes.weights or (stage == "dit" and has_dit)]
-    if "thinker" not in sizes.weights:
-        return [Layout.of(0, min(len(others), gpus), others)] if others else []
-    ranks = [1 << n for n in range(gpus.bit_length()) if sizes.heads % (1 << n) == 0]
-    places = (True, False) if others else (False,)
-    return [
-        Layout.of(n, min(len(others), gpus - n) if apart else 0, others)
-        for apart, n in product(places, ranks)
-        if tensor_parallel in (None, n) and n + apart <= gpus
-    ]
+def _decoder_streams(demand: Demand) -> int:
+    return demand.streams if demand.decoder_streams is None else demand.decoder_streams
 
 
-def best(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand, tensor_parallel: int | None = None) -> Budget:
-    """Returns the first layout's budget that fits. Raises TooLittleMemory, or BudgetError: none is possible."""
-    candidates = layouts(sizes, gpus, tensor_parallel, has_dit=bool(demand.dit_bytes))
-    if not candidates:
-        raise BudgetError(
-            f"--tensor-parallel-size {tensor_parallel}: must be a power of two that divides {sizes.heads} attention "
-            f"heads, at most the {gpus} GPUs that there are"
-        )
-    return first_fit(sizes, gpu_bytes, demand, candidates)
+def _scaled(size: int, weights: int, large: int) -> int:
+    return int(size * min(1.0, max(0.1, weights / large)))
 
 
-def first_fit(sizes: Sizes, gpu_bytes: int, demand: Demand, candidates: Sequence[Layout]) -> Budget:
-    """Raises TooLittleMemory: none of `candidates` fits; says what the best lacks."""
-    errors = []
-    for layout in candidates:
-        try:
-            return share_out(sizes, gpu_bytes, demand, layout)
-        except TooLittleMemory as error:
-            errors.append(error)
-    raise min(errors, key=lambda error: error.short_bytes)
-
-
-def _speech(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
-    """Shares of all but the thinker."""
-    shares = [_SHARES[stage](sizes, demand, layout.others[stage]) for stage in SPEECH if stage in sizes.weights]
-    if demand.dit_bytes:
-        shares.append(Share("dit", _gpu(layout.others["dit"]), 0, 0, demand.dit_bytes, "as requested"))
+def _others(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
+    shares = [_SHARES[stage](sizes, demand, layout.others[stage]) for stage in _SHARES if stage in sizes.weights]
+    for stage, size in demand.diffusion.items():
+        shares.append(Share(stage, layout.others[stage], 0, 0, size, "an estimate by its weights"))
     return tuple(shares)
 
 
-def _talker(sizes: Sizes, demand: Demand, gpu: int) -> Share:
-    streams, positions = demand.streams, demand.talker_positions
+def _talker(sizes: Sizes, demand: Demand, gpus: tuple[int, ...]) -> Share:
+    streams, positions, stored = demand.streams, demand.talker_positions, sizes.weights["talker"]
     lengths = max(0, (positions - 1).bit_length() - (TALKER_SHORTEST_GRAPH - 1).bit_length()) + 1
     graphs = _rows(streams).bit_length() * (lengths + 1) * TALKER_GRAPH_BYTES  # one more for requests with many codes
-    working = CONTEXT_BYTES + TALKER_ENGINE_BYTES + graphs
-    weights, cache = sizes.weights["talker"] + sizes.text_table, streams * positions * sizes.talker_kv_per_position
-    note = f"KV cache of {streams} answers of {positions} positions"
-    return Share("talker", _gpu(gpu), weights, working, cache, note)
+    working = CONTEXT_BYTES + _scaled(TALKER_ENGINE_BYTES + graphs, stored, TALKER_LARGE_BYTES)
+    cache = streams * positions * sizes.talker_kv_per_position
+    return Share(
+        "talker",
+        gpus,
+        stored + sizes.text_table,
+        working,
+        cache,
+        f"KV cache of {streams} answers of {positions} positions",
+    )
 
 
-def _code2wav(sizes: Sizes, demand: Demand, gpu: int) -> Share:
-    rows = _rows(demand.streams)
-    graphs = rows.bit_length() * CODE2WAV_FRAME_SIZES * CODE2WAV_GRAPH_BYTES
-    working = CONTEXT_BYTES + CODE2WAV_ENGINE_BYTES + graphs + rows * CODE2WAV_STEP_BYTES
-    past, note = demand.streams * CODE2WAV_STREAM_BYTES, f"the past of {demand.streams} streams"
-    return Share("code2wav", _gpu(gpu), sizes.weights["code2wav"], working, past, note)
+def _code2wav(sizes: Sizes, demand: Demand, gpus: tuple[int, ...]) -> Share:
+    streams, stored = _decoder_streams(demand), sizes.weights["code2wav"]
+    graphs = _rows(streams).bit_length() * CODE2WAV_FRAME_SIZES * CODE2WAV_GRAPH_BYTES
+    engine = CODE2WAV_ENGINE_BYTES + graphs + _rows(streams) * CODE2WAV_STEP_BYTES
+    working = CONTEXT_BYTES + _scaled(engine, stored, CODE2WAV_LARGE_BYTES)
+    return Share("code2wav", gpus, stored, working, streams * CODE2WAV_STREAM_BYTES, f"the past of {streams} streams")
 
 
 _SHARES = {"talker": _talker, "code2wav": _code2wav}
@@ -253,19 +259,73 @@ def _rows(streams: int) -> int:
     return 1 << (streams - 1).bit_length()
 
 
-def _gpu(index: int) -> range:
-    return range(index, index + 1)
-
-
 def _too_few(
-    gpu_bytes: int, short_bytes: int, shares: Sequence[Share], demand: Demand, context: str
+    gpus: Gpus, gpu: int, short_bytes: int, shares: Sequence[Share], demand: Demand, more: str
 ) -> TooLittleMemory:
     needs = ", ".join(f"{share.stage} {share.total / GIB:.1f} GiB" for share in shares)
     is_spoken = any(share.stage == "talker" for share in shares)
     spoken = f" with {demand.streams} spoken answers at a time" if is_spoken else ""
     lower = "--streams, --talker-positions or --context-tokens" if is_spoken else "--context-tokens"
+    taken = f", of which other programs have {gpus.taken[gpu] / GIB:.1f}," if gpus.taken[gpu] else ""
     return TooLittleMemory(
-        f"{gpu_bytes / GIB:.1f} GiB are {short_bytes / GIB:.1f} GiB too few: {needs}{spoken}{context}",
+        f"{gpus.memory[gpu] / GIB:.1f} GiB{taken} are {short_bytes / GIB:.1f} GiB too few: {needs}{spoken}{more}",
         f"give the thinker a GPU of its own or several (--gpus), or lower {lower}",
         short_bytes,
     )
+
+
+def layouts(
+    sizes: Sizes, gpus: Gpus, demand: Demand, ranks: int | None = None, pinned: Mapping[str, int] | None = None
+) -> Iterator[Layout]:
+    """Layouts, best first: each stage on a GPU of its own, then the fewest GPUs for the thinker.
+
+    Args:
+        ranks: GPUs that the thinker must be split over; None: as many as it needs.
+        pinned: stages that must be on one GPU, and its index.
+    """
+    pinned, count = pinned or {}, len(gpus.memory)
+    others = [stage for stage in OTHERS if stage in sizes.weights or stage in demand.diffusion]
+    if "thinker" not in sizes.weights:
+        if others:
+            yield Layout((), _places(others, gpus.roomiest, demand, pinned))
+        return
+    splits = [1 << n for n in range(count.bit_length()) if sizes.heads % (1 << n) == 0]
+    if "thinker" in pinned:
+        splits = [1]
+    for apart, split in product((True, False), splits):
+        thinker = tuple(range(split))  # vLLM takes the first ones
+        if split == 1:
+            free = [gpu for gpu in gpus.roomiest if not apart or gpu not in pinned.values()]
+            thinker = (pinned.get("thinker", (free or gpus.roomiest)[0]),)
+        rest = [gpu for gpu in gpus.roomiest if gpu not in thinker] if apart else [thinker[0]]
+        if ranks in (None, split) and rest and (others or not apart):
+            yield Layout(thinker, _places(others, rest, demand, pinned))
+
+
+def _places(
+    others: Sequence[str], gpus: Sequence[int], demand: Demand, pinned: Mapping[str, int]
+) -> dict[str, tuple[int, ...]]:
+    """A GPU for each stage, as far as `gpus` go."""
+    fixed: dict[str, tuple[int, ...]] = {stage: (pinned[stage],) for stage in others if stage in pinned}
+    if demand.dit_gpus > 1:
+        fixed["dit"] = tuple(range(demand.dit_gpus))
+    chosen = [stage for stage in others if stage not in fixed]
+    return {stage: (gpus[min(i, len(gpus) - 1)],) for i, stage in enumerate(chosen)} | fixed
+
+
+def best(
+    sizes: Sizes, gpus: Gpus, demand: Demand, ranks: int | None = None, pinned: Mapping[str, int] | None = None
+) -> Budget:
+    """The first layout's budget that fits. Raises TooLittleMemory; LayoutError: none is possible."""
+    errors = []
+    for layout in layouts(sizes, gpus, demand, ranks, pinned):
+        try:
+            return share_out(sizes, gpus, demand, layout)
+        except TooLittleMemory as error:
+            errors.append(error)
+    if not errors:
+        raise LayoutError(
+            f"--tensor-parallel-size {ranks}: must be a power of two that divides {sizes.heads} attention heads, at "
+            f"most the {len(gpus.memory)} GPUs that there are, and 1 with a --device of the thinker"
+        )
+    raise min(errors, key=lambda error: error.short_bytes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from cli.budget import GIB, MIB, Budget, Demand, best
+from cli.budget import GIB, MIB, Budget, Demand, Gpus, best
 from cli.sizes import BudgetError
 from services.sizes import Sizes
 
@@ -20,7 +20,7 @@ GPUS = {
 def lines(budget: Budget) -> Iterator[str]:
     yield from share_lines(budget)
     yield ""
-    if budget.layout.gpus == 1:
+    if budget.layout.used == [0]:
         yield "# for .env"
         yield from (f"{name}={value}" for name, value in budget.settings.items())
     else:
@@ -35,8 +35,9 @@ def share_lines(budget: Budget) -> Iterator[str]:
         weights, working, requests, total = (f"{part / GIB:.1f}" for part in parts)
         gpus = f"{share.gpus[0]}" if len(share.gpus) == 1 else f"{share.gpus[0]}-{share.gpus[-1]}"
         yield f"{share.stage:<10}{gpus:<6}{weights:>9}{working:>9}{requests:>10}{total:>8}  {share.note}"
-    for gpu in sorted({*budget.layout.thinker[:1], *budget.layout.thinker[-1:], *budget.layout.others.values()}):
-        yield f"{'free':<10}{gpu:<6}{budget.free_bytes(gpu) / GIB:>36.1f}  of {budget.gpu_bytes / GIB:.1f}"
+    inner = {*budget.layout.thinker[1:-1]}  # as full as the last
+    for gpu in [gpu for gpu in budget.layout.used if gpu not in inner]:
+        yield f"{'free':<10}{gpu:<6}{budget.free_bytes(gpu) / GIB:>36.1f}  of {budget.gpus.memory[gpu] / GIB:.1f}"
 
 
 def settings_by_stage(budget: Budget) -> dict[str, dict[str, str]]:
@@ -44,9 +45,9 @@ def settings_by_stage(budget: Budget) -> dict[str, dict[str, str]]:
     by_stage: dict[str, dict[str, str]] = {}
     for share in budget.shares:
         prefix = f"{share.stage.upper()}_"
-        place = {"device": f"cuda:{share.gpus[0]}"}
+        place = {"device": f"cuda:{share.gpus[0]}"} if len(share.gpus) == 1 else {}
         if share.stage == "thinker":
-            place = {"tensor_parallel_size": str(len(share.gpus))}
+            place["tensor_parallel_size"] = str(len(share.gpus))
         own = {name.removeprefix(prefix).lower(): value for name, value in budget.settings.items() if prefix in name}
         by_stage[share.stage] = place | own
     return by_stage
@@ -70,7 +71,7 @@ def table(sizes: Sizes, demand: Demand) -> Iterator[str]:
 
 def _cell(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand) -> str:
     try:
-        budget = best(sizes, gpu_bytes, gpus, demand)
+        budget = best(sizes, Gpus.alike(gpu_bytes, gpus), demand)
     except BudgetError:
         return "-"
     return f"{budget.layout}: {budget.context_tokens // 1000}" if budget.context_tokens else f"{budget.layout}"

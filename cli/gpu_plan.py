@@ -2,22 +2,22 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from cli.budget import CONTEXT_BYTES, GIB, MIB, SPEECH, Budget, Demand, Layout, best, first_fit, layouts
+from cli.budget import CONTEXT_BYTES, GIB, MIB, Budget, Demand, Gpus, LayoutError, best
 from cli.budget_report import GPUS, MOST_GPUS, settings_by_stage, share_lines
 from cli.check import check, stage_settings
-from cli.gpus import Gpu, gpus
+from cli.gpus import gpus
 from cli.plan import DIFFUSION, LaunchError, LaunchOptions, PlannedStage, stages_to_start
 from cli.sizes import BudgetError, TooLittleMemory, pipeline_weights, read_sizes
-from services.demo_models import resolve
 from services.registry import STAGES
 from services.sizes import Sizes
-from services.thinker.device import vllm_is_for_cpus
+from services.thinker.cpu import vllm_is_for_cpus
 
 DIT_STEP_BYTES = 3 * GIB  # activations of an image of 1024 x 1024 pixels, and of its decoding
-DRIVER_BYTES = GIB  # less than this is no other program's
+ENCODER_STEP_BYTES = GIB
+DIFFUSION_LARGE_BYTES = 2 * GIB  # pipelines with less take less for a step, down to a tenth
+THINKER_MEMORY = ("gpu_memory_utilization", "kv_cache_bytes")
 # Smaller and smaller loads to suggest, if one does not fit: (streams, talker positions, context tokens).
 _LESS = ((8, 8192, 16_384), (8, 8192, 8192), (4, 4096, 8192), (2, 4096, 8192), (1, 4096, 8192), (1, 2048, 4096))
 
@@ -28,126 +28,153 @@ class Launch:
 
     Attributes:
         stages: with the flags that the GPUs' memory asks for.
-        lines: each stage's share of the GPUs, or why they are not shared out; empty without GPUs.
+        lines: each stage's share of the GPUs, or why they are not shared out; empty if no stage is on a GPU.
     """
 
     stages: Sequence[PlannedStage]
     lines: Sequence[str] = ()
 
 
+@dataclass(frozen=True)
+class Plan:
+    """Shares of GPUs; `flags` are those of each stage, by its kind, that nobody has set."""
+
+    budget: Budget
+    flags: Mapping[str, Sequence[str]]
+
+
 def plan(options: LaunchOptions) -> Launch:
     """Raises LaunchError: the options are at fault, or the GPUs are too small."""
     stages = stages_to_start(options)
     check(options, stages)
-    return share_gpus(stages, gpus())
+    try:
+        return share_gpus(stages, gpus())
+    except RuntimeError as error:
+        return Launch(stages, (f"GPU memory is not shared out: {error}",))
 
 
-def share_gpus(stages: Sequence[PlannedStage], there: Sequence[Gpu]) -> Launch:
+def share_gpus(stages: Sequence[PlannedStage], there: Gpus) -> Launch:
     """Raises LaunchError: the stages do not fit on the GPUs that are there."""
     settings = {stage.kind: stage_settings(stage.kind, stage.model, stage.flags) for stage in stages}
-    on_gpus = [stage for stage in stages if there and _is_on_gpu(stage.kind, settings[stage.kind])]
-    if not on_gpus:
+    try:
+        found = planned(settings, there, thinker_on_cpu=vllm_is_for_cpus())
+    except (TooLittleMemory, LayoutError) as error:
+        if not any(_set(settings.get("thinker"), name) for name in THINKER_MEMORY):
+            raise LaunchError(str(error)) from None
+        return Launch(stages, (f"note: by an estimate on the safe side {error}",))  # whoever sets it may know better
+    except BudgetError as error:
+        return Launch(stages, (f"GPU memory is not shared out: {error}",))
+    if found is None:
         return Launch(stages)
-    try:
-        sizes = _sizes(on_gpus)
-    except BudgetError as error:
-        return Launch(stages, (f"GPU memory is not shared out, as sizes are not known: {error}",))
-    demand = _demand(settings, there, on_gpus)
-    try:
-        budget = fitting(sizes, settings, min(gpu.memory_bytes for gpu in there), len(there), demand)
-    except BudgetError as error:
-        raise LaunchError(str(error)) from None
-    if "thinker" in sizes.weights and (misfit := thinker_misfit(budget, settings["thinker"])):
-        raise LaunchError(misfit)
-    with_flags = [
-        replace(stage, flags=[*_flags(budget, stage, settings[stage.kind]), *stage.flags]) for stage in stages
-    ]
-    return Launch(with_flags, (*share_lines(budget), *_unused(budget, len(there))))
+    with_flags = [replace(stage, flags=[*stage.flags, *found.flags.get(stage.kind, ())]) for stage in stages]
+    misfit = thinker_misfit(found.budget, settings.get("thinker"))
+    notes = [f"note: {misfit}"] if misfit else []
+    return Launch(with_flags, (*share_lines(found.budget), *_unused(found.budget), *notes))
 
 
-def fitting(sizes: Sizes, settings: Mapping[str, Any], gpu_bytes: int, count: int, demand: Demand) -> Budget:
-    """The best budget that leaves what the user has set. Raises BudgetError, with the smallest remedy."""
-    ranks = _set_by_user(settings.get("thinker"), "tensor_parallel_size")
-    candidates = [_as_set(each, settings) for each in layouts(sizes, count, ranks, has_dit=bool(demand.dit_bytes))]
-    if not candidates:
-        return best(sizes, gpu_bytes, count, demand, ranks)  # raises with the reason
+def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -> Plan | None:
+    """Shares for stages with these settings, by their kinds; None: none of them is on a GPU.
+
+    Raises:
+        TooLittleMemory: they do not fit; says the smallest change that does.
+        LayoutError: the devices that are set are impossible.
+        BudgetError: the model's sizes cannot be read.
+    """
+    on_gpus = {kind: each for kind, each in settings.items() if each.device != "cpu"}
+    if thinker_on_cpu:
+        on_gpus.pop("thinker", None)
+    if not on_gpus or not there.memory:
+        return None
+    demand, sizes, pinned = _demand(on_gpus), _sizes(on_gpus), _pinned(on_gpus, len(there.memory))
+    ranks = _set(settings.get("thinker"), "tensor_parallel_size")
     try:
-        return first_fit(sizes, gpu_bytes, demand, candidates)
+        budget = best(sizes, there, demand, ranks, pinned)
     except TooLittleMemory as error:
-        remedy = next(_remedies(sizes, gpu_bytes, demand, candidates), "take a smaller model")
-        raise BudgetError(f"{error.lack}: {remedy}") from None
+        remedies = _remedies(sizes, there, demand, ranks, pinned)
+        raise TooLittleMemory(error.lack, next(remedies, "take a smaller model"), error.short_bytes) from None
+    flags = {kind: list(_flags(budget, kind, each, demand)) for kind, each in on_gpus.items()}
+    return Plan(budget, flags)
 
 
 def thinker_misfit(budget: Budget, thinker: Any) -> str | None:
-    """What is wrong with a thinker's memory as the user has set it."""
-    kept, share = (
-        int(budget.settings["THINKER_KV_CACHE_BYTES"]),
-        float(budget.settings["THINKER_GPU_MEMORY_UTILIZATION"]),
-    )
-    flags = f"--kv-cache-bytes={kept} --gpu-memory-utilization={share:.3f}"
-    spare = budget.free_bytes(budget.layout.thinker[0])  # what a budget leaves to nobody may be just enough
-    requested = thinker.kv_cache_bytes
-    utilization = _set_by_user(thinker, "gpu_memory_utilization")
-    if requested is not None and requested > kept + spare:
-        return f"thinker: --kv-cache-bytes={requested} is more than there is: give {flags}"
-    if utilization is not None and utilization > share + spare / budget.gpu_bytes:
-        return f"thinker: --gpu-memory-utilization={utilization:g} is more than the others leave: give {flags}"
-    return None
-
-
-def demand_of(settings: Mapping[str, Any], **more: int) -> Demand:
-    """The load that the settings are for; Demand's own where the user has set none."""
-    talker, least = settings.get("talker"), Demand()
-    return Demand(
-        _set_by_user(talker, "max_running_requests") or least.streams,
-        _set_by_user(settings.get("thinker"), "max_context_tokens") or least.context_tokens,
-        _set_by_user(talker, "max_context_positions") or least.talker_positions,
-        **more,
-    )
-
-
-def _demand(settings: Mapping[str, Any], there: Sequence[Gpu], on_gpus: Sequence[PlannedStage]) -> Demand:
-    taken = max(max(0, gpu.memory_bytes - gpu.free_bytes - DRIVER_BYTES) for gpu in there)
-    dits = [Path(resolve(stage.model)) for stage in on_gpus if stage.kind == "dit"]
-    needed = [dit_bytes(pipeline_weights(folder), settings["dit"]) for folder in dits if folder.is_dir()]
-    return demand_of(settings, dit_bytes=sum(filter(None, needed)), taken_bytes=taken)
-
-
-def dit_bytes(weights: Mapping[str, int], settings: Any) -> int | None:
-    """What a dit with these models takes; None: only what its settings leave on the GPU."""
-    if settings.quantization != "none" or settings.offload in ("group", "sequential"):
+    """What is wrong with a thinker's memory as it is set."""
+    utilization = _set(thinker, "gpu_memory_utilization")
+    if utilization is None or "THINKER_KV_CACHE_BYTES" not in budget.settings:
         return None
-    resident = max(weights.values()) if settings.offload == "model" else sum(weights.values())
-    return resident + CONTEXT_BYTES + DIT_STEP_BYTES
+    kept, share = budget.settings["THINKER_KV_CACHE_BYTES"], float(budget.settings["THINKER_GPU_MEMORY_UTILIZATION"])
+    gpu = budget.layout.thinker[0]
+    if utilization <= share + budget.free_bytes(gpu) / budget.gpus.memory[gpu]:  # nobody's share may be just enough
+        return None
+    flags = f"--thinker-arg=--kv-cache-bytes={kept} --thinker-arg=--gpu-memory-utilization={share:.3f}"
+    return f"thinker: --gpu-memory-utilization={utilization:g} is more than the others leave: give {flags}"
 
 
-def _sizes(stages: Sequence[PlannedStage]) -> Sizes:
-    """Of the stages on GPUs. Raises BudgetError."""
-    kinds = [stage.kind for stage in stages if stage.kind not in DIFFUSION]
-    model = next((stage.model for stage in stages if stage.kind in kinds), None)
-    return Sizes({}) if model is None else read_sizes(model).of(kinds)
+def dit_bytes(weights: Mapping[str, int], settings: Any) -> int:
+    """At most what a dit with these models takes of each of its GPUs; weights that are quantized count whole."""
+    here = {name: size for name, size in weights.items() if settings.encoders == "own" or not _is_encoder(name)}
+    resident = {"none": sum(here.values()), "model": max(here.values(), default=0)}.get(settings.offload, 0)
+    return resident + CONTEXT_BYTES + _step(DIT_STEP_BYTES, here)
 
 
-def _is_on_gpu(kind: str, settings: Any) -> bool:
-    return not vllm_is_for_cpus() if kind == STAGES[0] else settings.device != "cpu"
+def _encoder_bytes(weights: Mapping[str, int]) -> int:
+    here = {name: size for name, size in weights.items() if _is_encoder(name)}
+    return sum(here.values()) + CONTEXT_BYTES + _step(ENCODER_STEP_BYTES, here)
 
 
-def _set_by_user(settings: Any, name: str) -> Any:
-    """The setting's value; None where it is the default."""
+def _is_encoder(name: str) -> bool:
+    return "encoder" in name  # text_encoder_2, vision_language_encoder
+
+
+def _step(size: int, weights: Mapping[str, int]) -> int:
+    return int(size * min(1.0, max(0.1, sum(weights.values()) / DIFFUSION_LARGE_BYTES)))
+
+
+def _demand(settings: Mapping[str, Any]) -> Demand:
+    """The load that stages on GPUs are set for; Demand's own where nothing is. Raises BudgetError."""
+    thinker, talker, default = settings.get("thinker"), settings.get("talker"), Demand()
+    weights = {kind: pipeline_weights(settings[kind].model) for kind in sorted(DIFFUSION & settings.keys())}
+    sizes = {kind: _encoder_bytes(each) for kind, each in weights.items() if kind == "encoder"}
+    sizes |= {kind: dit_bytes(each, settings[kind]) for kind, each in weights.items() if kind == "dit"}
+    return Demand(
+        _set(talker, "max_running_requests") or default.streams,
+        _set(thinker, "max_context_tokens") or default.context_tokens,
+        _set(talker, "max_context_positions") or default.talker_positions,
+        decoder_streams=_set(settings.get("code2wav"), "max_running_requests"),
+        kv_cache_bytes=_set(thinker, "kv_cache_bytes"),
+        diffusion=sizes,
+        dit_gpus=settings["dit"].parallel_devices if "dit" in settings else 1,
+    )
+
+
+def _sizes(settings: Mapping[str, Any]) -> Sizes:
+    """Of the stages with weights of a family's checkpoint. Raises BudgetError."""
+    kinds = [kind for kind in STAGES if kind in settings]
+    return read_sizes(settings[kinds[0]].model).of(kinds) if kinds else Sizes({})
+
+
+def _set(settings: Any, name: str) -> Any:
+    """The setting's value if a flag, a variable or a file has it, else None."""
     return getattr(settings, name) if settings is not None and name in settings.model_fields_set else None
 
 
-def _as_set(layout: Layout, settings: Mapping[str, Any]) -> Layout:
-    """With the devices that the user has set."""
-    devices = {kind: _set_by_user(settings.get(kind), "device") or "auto" for kind in STAGES + SPEECH[-1:]}
-    indices = {kind: int(device.partition(":")[2] or 0) for kind, device in devices.items() if device != "auto"}
-    first = indices.pop("thinker", 0)
-    ranks = range(first, first + len(layout.thinker))
-    return Layout(ranks, {**layout.others, **{kind: gpu for kind, gpu in indices.items() if kind in layout.others}})
+def _pinned(settings: Mapping[str, Any], count: int) -> dict[str, int]:
+    """Indices of the GPUs that are set for stages. Raises LayoutError: there is no such GPU."""
+    indices: dict[str, int] = {}
+    for kind, each in settings.items():
+        device = each.device
+        name, _, number = device.partition(":")
+        if device == "auto" or (device == "cuda" and kind in ("thinker", "dit")):  # which may be on several
+            continue
+        if name != "cuda" or not (number or "0").isdecimal() or int(number or 0) >= count:
+            raise LayoutError(f"{kind}: --device={device}: there are {count} GPUs; give auto, cpu, cuda or cuda:N")
+        indices[kind] = int(number or 0)
+    return indices
 
 
-def _remedies(sizes: Sizes, gpu_bytes: int, demand: Demand, candidates: Sequence[Layout]) -> Iterator[str]:
+def _remedies(sizes: Sizes, there: Gpus, demand: Demand, ranks: int | None, pinned: Mapping[str, int]) -> Iterator[str]:
     """What would fit, the smallest change first."""
+    if pinned and _fits(sizes, there, demand, ranks):
+        yield "it fits without --device"
     for streams, positions, context in _LESS:
         less = replace(
             demand,
@@ -155,36 +182,50 @@ def _remedies(sizes: Sizes, gpu_bytes: int, demand: Demand, candidates: Sequence
             talker_positions=min(positions, demand.talker_positions),
             context_tokens=min(context, demand.context_tokens),
         )
-        try:
-            first_fit(sizes, gpu_bytes, less, candidates)
-        except TooLittleMemory:
-            continue
-        flags = {
-            "--thinker-arg=--max-context-tokens": (less.context_tokens, demand.context_tokens),
-            "--talker-arg=--max-running-requests": (less.streams, demand.streams),
-            "--talker-arg=--max-context-positions": (less.talker_positions, demand.talker_positions),
-        }
-        yield "this fits: " + " ".join(f"{flag}={now}" for flag, (now, before) in flags.items() if now != before)
+        if _fits(sizes, there, less, ranks, pinned):
+            flags = {
+                "thinker": ("max-context-tokens", less.context_tokens, demand.context_tokens),
+                "talker": ("max-running-requests", less.streams, demand.streams),
+            }
+            positions_flag = ("max-context-positions", less.talker_positions, demand.talker_positions)
+            changes = [*flags.items(), ("talker", positions_flag)]
+            yield "this fits: " + " ".join(
+                f"--{stage}-arg=--{name}={now}"
+                for stage, (name, now, before) in changes
+                if now != before and stage in sizes.weights
+            )
     machines = ((count * mib, count, name) for name, mib in GPUS.items() for count in range(1, MOST_GPUS + 1))
     for memory_mib, count, name in sorted(machines):
-        try:
-            best(sizes, memory_mib // count * MIB, count, replace(demand, taken_bytes=0))
-        except BudgetError:
-            continue
-        yield f"it fits on {count} GPUs of {name}" if count > 1 else f"it fits on a GPU of {name}"
+        if _fits(sizes, Gpus.alike(memory_mib // count * MIB, count), demand):
+            yield f"it fits on {count} GPUs of {name}" if count > 1 else f"it fits on a GPU of {name}"
 
 
-def _flags(budget: Budget, stage: PlannedStage, settings: Any) -> Iterator[str]:
-    """Flags of `stage` for what is neither set nor the default already."""
-    known: set[str] = settings.model_fields_set
-    memory = {"gpu_memory_utilization", "kv_cache_bytes"}
-    if memory & known:  # each is of no use without the other one
-        known = known | memory
-    for name, value in settings_by_stage(budget).get(stage.kind, {}).items():
-        if name not in known and str(getattr(settings, name)) != value:
+def _fits(sizes: Sizes, there: Gpus, *demand: Any) -> bool:
+    try:
+        best(sizes, there, *demand)
+    except BudgetError:
+        return False
+    return True
+
+
+def _flags(budget: Budget, kind: str, settings: Any, demand: Demand) -> Iterator[str]:
+    """Flags for what is neither set nor the default already."""
+    left_out = {name for name in settings.model_fields_set if name != "device" or settings.device != "auto"}
+    if "gpu_memory_utilization" in left_out and "kv_cache_bytes" not in left_out:
+        left_out |= {"kv_cache_bytes", "max_context_tokens"}  # vLLM finds out what that leaves
+    elif demand.kv_cache_bytes is not None and budget.context_tokens < demand.context_tokens:
+        left_out.add("max_context_tokens")
+    defaults = {"device": "cuda:0", "tensor_parallel_size": "1"}
+    for name, value in settings_by_stage(budget).get(kind, {}).items():
+        if name not in left_out and defaults.get(name) != value and not (kind == "thinker" and _needs_no(name, budget)):
             yield f"--{name.replace('_', '-')}={value}"
 
 
-def _unused(budget: Budget, count: int) -> Iterator[str]:
-    if unused := [str(gpu) for gpu in range(count) if gpu not in budget.layout.used]:
+def _needs_no(name: str, budget: Budget) -> bool:
+    """Whether vLLM would refuse the setting: it takes a device, or several GPUs."""
+    return name == "device" and len(budget.layout.thinker) > 1
+
+
+def _unused(budget: Budget) -> Iterator[str]:
+    if unused := [str(gpu) for gpu in range(len(budget.gpus.memory)) if gpu not in budget.layout.used]:
         yield f"not used: GPU {', '.join(unused)}; further replicas can be there, see docs/scaling.md"

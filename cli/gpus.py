@@ -7,42 +7,47 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 
+from cli.budget import GIB, Gpus
 from cli.check import has_gpu
 
 TIMEOUT_S = 120.0  # torch's import from a slow disk, and the driver's start
+_DRIVER_BYTES = GIB  # less than this is no other program's
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """One of them; `free_bytes`: no program has taken them."""
-
-    name: str
-    memory_bytes: int
-    free_bytes: int
-
-
-def gpus() -> tuple[Gpu, ...]:
-    """In torch's order; none where torch finds none, or is not there: the stages' own starts say why."""
+def gpus() -> Gpus:
+    """In torch's order; none where torch finds none. Raises RuntimeError: it cannot be asked."""
     if not has_gpu():
-        return ()
+        return Gpus((), ())
+    command = [sys.executable, "-P", "-m", "cli.gpus"]
     try:
-        found = subprocess.run(
-            [sys.executable, "-P", "-m", "cli.gpus"], capture_output=True, check=True, timeout=TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(Gpu(**each) for each in json.loads(found.stdout))
+        found = subprocess.run(command, capture_output=True, check=True, text=True, timeout=TIMEOUT_S)
+        devices: list[tuple[int, int]] = json.loads(found.stdout.splitlines()[-1])
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no reason"])[-1]
+        raise RuntimeError(f"torch cannot say what they are: {last}") from None
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise RuntimeError(f"torch cannot say what they are: {error}") from None
+    return of_devices(devices)
 
 
-def _here() -> Iterator[Gpu]:
+def of_devices(devices: list[tuple[int, int]]) -> Gpus:
+    """GPUs by (bytes, free bytes) of each."""
+    taken = (memory - free if memory - free > _DRIVER_BYTES else 0 for memory, free in devices)
+    return Gpus(tuple(memory for memory, _ in devices), tuple(taken))
+
+
+def _here() -> Iterator[tuple[int, int]]:
     import torch
 
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        free_bytes, memory_bytes = torch.cuda.mem_get_info(index)
-        yield Gpu(torch.cuda.get_device_name(index), memory_bytes, free_bytes)
+        memory_bytes = torch.cuda.get_device_properties(index).total_memory
+        try:
+            free_bytes, _ = torch.cuda.mem_get_info(index)
+        except torch.AcceleratorError:  # no context can be made: it is full, or another program's alone
+            free_bytes = 0
+        yield memory_bytes, free_bytes
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(each) for each in _here()]))
+    print(json.dumps(list(_here())))

@@ -34,18 +34,18 @@ def budget(
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
 ) -> None:
     """Say how thinker, talker and code2wav share GPUs, as settings, or why they cannot."""
-    from cli.budget import GIB, Demand, best
+    from cli.budget import GIB, Demand, Gpus, best
     from cli.budget_report import lines
     from cli.budget_report import table as gpu_table
     from cli.sizes import published_sizes, read_sizes
 
-    demand = Demand(streams, context_tokens, talker_positions, int(dit_gib * GIB))
+    demand = Demand(streams, context_tokens, talker_positions, diffusion={"dit": int(dit_gib * GIB)} if dit_gib else {})
     if table:
         shown = gpu_table(read_sizes(model) if model else published_sizes(), demand)
     elif model is None or gpu_memory_gib is None:
         raise typer.BadParameter("needed, but with --table", param_hint="--model, --gpu-memory-gib")
     else:
-        shared = best(read_sizes(model), int(gpu_memory_gib * GIB), gpus, demand, tensor_parallel_size)
+        shared = best(read_sizes(model), Gpus.alike(int(gpu_memory_gib * GIB), gpus), demand, tensor_parallel_size)
         shown = [json.dumps(asdict(shared), indent=2, default=list)] if as_json else lines(shared)
     for line in shown:
         typer.echo(line)

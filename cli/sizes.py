@@ -1,13 +1,16 @@
 """Reads a checkpoint's memory needs from its config and the headers of its weights."""
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from cli import hub
 from cli.terminal import CommandError
+from services.common.engine.hub_faults import hub_fault
 from services.demo_models import resolve
-from services.registry import families, family_of, read_config
+from services.registry import ConfigSection, families, family_of, read_config
 from services.sizes import Sizes
 
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -40,7 +43,7 @@ def read_sizes(model: str) -> Sizes:
         if not family.has("budget"):
             raise ValueError(f"{family.name} models do not say what they need of a GPU")
         sizes: Sizes = family.part("budget").sizes(config, tensors)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise BudgetError(f"--model {model}: {error}") from None
     if missing := [stage for stage, size in sizes.weights.items() if not size]:
         raise BudgetError(f"{model}: has no weights of {', '.join(missing)}")
@@ -63,10 +66,16 @@ def tensor_bytes(folder: Path) -> Iterator[tuple[str, int]]:
             yield str(inner / name), end - begin
 
 
-def pipeline_weights(folder: Path) -> dict[str, int]:
-    """Bytes of each model of a diffusers checkpoint, which has a folder for each."""
-    parts = {path.name: path for path in sorted(folder.iterdir()) if any(path.glob("*.safetensors"))}
-    return {name: sum(size for _, size in tensor_bytes(path)) for name, path in parts.items()}
+def pipeline_weights(model: str) -> dict[str, int]:
+    """Bytes of each model of a diffusers checkpoint, which has a folder for each. Raises BudgetError."""
+    folder = Path(resolve(model))
+    try:
+        if not folder.is_dir():
+            return _hub_folders(model)
+        parts = {path.name: path for path in sorted(folder.iterdir()) if any(path.glob("*.safetensors"))}
+        return {name: sum(size for _, size in tensor_bytes(path)) for name, path in parts.items()}
+    except (OSError, ValueError) as error:
+        raise BudgetError(f"{model}: {error}") from None
 
 
 def stored_dtype(folder: Path) -> str:
@@ -100,14 +109,35 @@ def read_header(path: Path) -> dict[str, Any]:
     return header
 
 
-def _hub(model: str) -> tuple[dict[str, Any], Iterator[tuple[str, int]]]:
-    """Of a checkpoint on the hub; offline, of what has been fetched."""
-    from huggingface_hub import constants, get_safetensors_metadata, hf_hub_download
+def _hub(model: str) -> tuple[ConfigSection, Iterable[tuple[str, int]]]:
+    """Of a checkpoint on the hub; of what has been fetched, if the hub is out of reach. Raises ValueError."""
+    from huggingface_hub import constants, get_safetensors_metadata
 
-    folder = Path(hf_hub_download(model, "config.json")).parent
-    config = read_config(folder)
-    if constants.HF_HUB_OFFLINE:
-        return config, tensor_bytes(folder)
-    files = get_safetensors_metadata(model).files_metadata.values()
+    try:
+        folder = hub.fetched(model, "config.json").parent
+        config = read_config(folder)
+        if constants.HF_HUB_OFFLINE or not hub.is_reached():
+            return config, tensor_bytes(folder)
+        files = get_safetensors_metadata(model).files_metadata.values()
+    except Exception as error:  # the hub's client and its HTTP library have no other class in common
+        raise ValueError(hub_fault(error)) from None
     stored = (tensor for file in files for tensor in file.tensors.items())
-    return config, ((name, tensor.data_offsets[1] - tensor.data_offsets[0]) for name, tensor in stored)
+    return config, [(name, tensor.data_offsets[1] - tensor.data_offsets[0]) for name, tensor in stored]
+
+
+def _hub_folders(model: str) -> dict[str, int]:
+    """Sizes of the safetensors files in each folder of a repository. Raises ValueError."""
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE or not hub.is_reached():
+        raise ValueError("the hub, which knows its size, is out of reach")
+    try:
+        files = HfApi().model_info(model, files_metadata=True, timeout=10).siblings or []
+    except Exception as error:
+        raise ValueError(hub_fault(error)) from None
+    sizes: Counter[str] = Counter()
+    for file in files:
+        folder, _, name = file.rfilename.rpartition("/")
+        if folder and name.endswith(".safetensors") and ".fp16." not in name:
+            sizes[folder] += file.size or 0
+    return dict(sizes)

@@ -25,7 +25,7 @@ class Sizes:
         kv_per_token: the thinker's key-value memory of a token, all heads.
         states_per_token: what the thinker keeps beside it.
         talker_kv_per_position: the talker's key-value memory of a prompt position or frame; 0 without one.
-        max_context_tokens: longest prompt plus output that the thinker is trained for.
+        max_context_tokens: longest prompt plus output that the thinker is trained for; None: no bound is known.
     """
 
     weights: Mapping[str, int]
@@ -36,7 +36,7 @@ class Sizes:
     kv_per_token: int = 0
     states_per_token: int = 0
     talker_kv_per_position: int = 0
-    max_context_tokens: int = 0
+    max_context_tokens: int | None = None
 
     def of(self, stages: Collection[str]) -> "Sizes":
         """Of these stages alone."""

@@ -1,6 +1,6 @@
 """Checks whether a model fits on a machine, with its stages' settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ from cli.budget_report import share_lines
 from cli.check import HOST_BYTES, too_large
 from cli.doctor.judge import Finding, place
 from cli.doctor.machine import Machine
-from cli.gpu_plan import demand_of, dit_bytes, fitting, thinker_misfit
+from cli.gpu_plan import dit_bytes, planned, thinker_misfit
+from cli.gpus import of_devices
 from cli.plan import is_diffusion
 from cli.sizes import pipeline_weights, read_sizes, stored_dtype
 from services.registry import STAGES, family_of, read_config
-from services.sizes import Sizes, weights_dtype
+from services.sizes import weights_dtype
 from services.thinker.execution import has_amx, refused_on_cpu
 
 Fit = tuple[tuple[str, ...], tuple[Finding, ...]]  # lines about sizes, what does not fit
@@ -42,43 +43,46 @@ def stages_of(model: str) -> Sequence[str]:
 
 
 def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
-    """Raises BudgetError."""
+    """GPUs as `quartet up` would share them out. Raises BudgetError."""
     if is_diffusion(model):
-        return _dit(machine, settings["dit"], Path(model)) if "dit" in settings else ((), ())
-    if "thinker" not in settings:
-        return (), ()
-    sizes = read_sizes(model)
-    if place(machine, settings["thinker"].device)[0] == "cpu":
-        lines, findings = _host(machine, sizes.weights)
-        folder, dtype = Path(model), settings["thinker"].dtype
-        if folder.is_dir():
-            dtype = model_dtype(model) if dtype == "auto" else dtype
-            if reason := refused_on_cpu(read_config(folder), folder, dtype, has_amx()):
-                findings = (*findings, Finding(f"thinker: {reason}"))
+        return _dit(machine, settings["dit"], model) if "dit" in settings else ((), ())
+    thinker, for_cpus = settings.get("thinker"), "vllm" not in machine.packages
+    lines, findings = (), ()
+    if thinker is not None and (for_cpus or place(machine, thinker.device)[0] == "cpu"):
+        lines, findings = _host(machine, read_sizes(model).weights)
+        findings = (*findings, *_refused_on_cpu(thinker, model))
+    there = of_devices([(device.accelerator.memory_bytes, device.free_bytes) for device in machine.devices])
+    found = planned(settings, there, thinker_on_cpu=for_cpus)
+    if found is None:
         return lines, findings
-    return _omni(machine, settings, sizes)
+    misfit = thinker_misfit(found.budget, thinker)
+    findings = (*findings, *([Finding(misfit)] if misfit else ()))
+    if flags := [f"--{kind}-arg={flag}" for kind, own in found.flags.items() for flag in own]:
+        text = f"`quartet up` gives these flags by itself, and other ways to start need them: {' '.join(flags)}"
+        findings = (*findings, Finding(text, fatal=False))
+    return (*lines, *share_lines(found.budget)), findings
 
 
-def _omni(machine: Machine, settings: Mapping[str, Any], sizes: Sizes) -> Fit:
-    """As `quartet up` would share them out; the smallest GPU counts. Raises BudgetError."""
-    gpu_bytes = min(device.accelerator.memory_bytes for device in machine.devices)
-    budget = fitting(sizes.of(settings), settings, gpu_bytes, len(machine.devices), demand_of(settings))
-    misfit = thinker_misfit(budget, settings["thinker"])
-    return tuple(share_lines(budget)), (Finding(misfit),) if misfit else ()
+def _refused_on_cpu(thinker: Any, model: str) -> Iterator[Finding]:
+    folder = Path(model)
+    if folder.is_dir():
+        dtype = model_dtype(model) if thinker.dtype == "auto" else thinker.dtype
+        if reason := refused_on_cpu(read_config(folder), folder, dtype, has_amx()):
+            yield Finding(f"thinker: {reason}")
 
 
 def _host(machine: Machine, weights: Mapping[str, int]) -> Fit:
     return _compare(weights, sum(weights.values()) + HOST_BYTES, machine.memory_bytes)
 
 
-def _dit(machine: Machine, settings: Any, folder: Path) -> Fit:
-    weights = pipeline_weights(folder)
+def _dit(machine: Machine, settings: Any, model: str) -> Fit:
+    weights = pipeline_weights(model)
     device, accelerator = place(machine, settings.device)
     if accelerator is None:
         return _host(machine, weights)
-    needed = dit_bytes(weights, settings)
-    if needed is None:
+    if settings.quantization != "none" or settings.offload in ("group", "sequential"):
         return (f"{_weights_line(weights)}; on the device only what the settings leave there",), ()
+    needed = dit_bytes(weights, settings)
     return _compare(weights, needed, accelerator.memory_bytes, device, "--offload=model, or another GPU")
 
 

@@ -15,7 +15,7 @@ from diffusers.hooks.taylorseer_cache import TaylorSeerCacheConfig
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
-from services.common.engine.device import Accelerator, engine_device, log_choices
+from services.common.engine.device import Accelerator, engine_device, log_choices, make_current
 from services.diffusion.families import DENOISERS, TEXT_ENCODERS
 from services.diffusion.model_info import dit_info
 from services.diffusion.pipelines import Pipelines, checkpoint_dtype, find_checkpoint, load_meta_modules, without
@@ -120,6 +120,7 @@ def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipel
     folder = find_checkpoint(settings.model)
     dtype = checkpoint_dtype(folder, settings.dtype)
     device = engine_device(settings.device)
+    make_current(device)  # libraries make streams, and launch kernels, on the current one
     paths = choices(settings, Accelerator.of(device), str(dtype).removeprefix("torch."))
     if reasons := [choice.reason for choice in paths if choice.fatal]:
         raise ValueError("; ".join(reasons))

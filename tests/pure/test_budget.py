@@ -9,7 +9,7 @@ import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 from typer.testing import CliRunner
 
-from cli.budget import GIB, Budget, Demand, Layout, best, share_out
+from cli.budget import GIB, OTHERS, Budget, Demand, Gpus, Layout, best, layouts, share_out
 from cli.budget_report import lines, table
 from cli.doctor.fit import stages_of
 from cli.main import app
@@ -45,8 +45,12 @@ TALKER_TEXT = {
 }
 
 
+def gpus(gib: float, count: int = 1) -> Gpus:
+    return Gpus.alike(int(gib * GIB), count)
+
+
 def taken(budget: Budget, gpu: int) -> int:
-    return budget.gpu_bytes - budget.free_bytes(gpu)
+    return budget.gpus.memory[gpu] - budget.free_bytes(gpu)
 
 
 def test_published_sizes_are_those_of_the_architecture():
@@ -88,7 +92,7 @@ def test_kept_states_are_those_of_the_plugin():
 
 
 def test_the_published_model_on_a_96_gb_gpu():
-    budget = share_out(PUBLISHED, 95 * GIB, Demand())  # 96 GB as nvidia-smi gives them
+    budget = share_out(PUBLISHED, gpus(95), Demand())  # 96 GB as nvidia-smi gives them
     assert taken(budget, 0) <= 0.97 * 95 * GIB
     thinker, talker, code2wav = budget.shares
     assert talker.requests == 8 * 8192 * 20 * 1024
@@ -103,7 +107,7 @@ def test_the_published_model_on_a_96_gb_gpu():
 
 
 def test_files_have_the_budget():
-    settings = share_out(PUBLISHED, 95 * GIB, Demand()).settings
+    settings = share_out(PUBLISHED, gpus(95), Demand()).settings
     example = (ROOT / ".env.example").read_text().splitlines()
     gpu = (ROOT / "deploy/docker/gpu.yaml").read_text()
     overlay = (ROOT / "deploy/k8s/overlays/single-gpu/kustomization.yaml").read_text()
@@ -115,18 +119,18 @@ def test_files_have_the_budget():
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(BudgetError, match=r"79.6 GiB are 3.6 GiB too few: thinker.*one context of 32768 tokens.*--st"):
-        share_out(PUBLISHED, int(79.6 * GIB), Demand())
-    assert share_out(PUBLISHED, int(79.6 * GIB), SMALL).context_tokens >= 8192
+        share_out(PUBLISHED, gpus(79.6), Demand())
+    assert share_out(PUBLISHED, gpus(79.6), SMALL).context_tokens >= 8192
 
 
 def test_more_streams_take_more_than_their_cache():
     """Code2wav's activations and both engines' graphs grow with the streams of a step."""
-    few, many = (share_out(PUBLISHED, 140 * GIB, replace(Demand(), streams=streams)).shares[2] for streams in (8, 64))
+    few, many = (share_out(PUBLISHED, gpus(140), replace(Demand(), streams=streams)).shares[2] for streams in (8, 64))
     assert many.working - few.working > 4 * GIB
 
 
 def test_room_for_a_dit():
-    alone, beside = (share_out(PUBLISHED, 140 * GIB, Demand(dit_bytes=gib * GIB)) for gib in (0, 20))
+    alone, beside = (share_out(PUBLISHED, gpus(140), Demand(diffusion={"dit": gib * GIB})) for gib in (0, 20))
     assert beside.shares[-1].stage == "dit"
     assert taken(beside, 0) <= 0.97 * 140 * GIB
     fewer = (alone.context_tokens - beside.context_tokens) * (100 * 1024 + 12)
@@ -136,27 +140,43 @@ def test_room_for_a_dit():
 @pytest.mark.parametrize(("ranks", "kv_kib"), [(1, 96), (2, 48), (4, 24), (8, 24)])
 def test_tensor_parallel(ranks: int, kv_kib: int):
     """The first GPU has the states besides its part of the cache; four KV heads are not split over eight GPUs."""
-    budget = share_out(PUBLISHED, 80 * GIB, SMALL, Layout.of(ranks, apart=1))
+    budget = share_out(
+        PUBLISHED, gpus(80, ranks + 1), SMALL, Layout(tuple(range(ranks)), dict.fromkeys(OTHERS, (ranks,)))
+    )
     assert budget.settings["THINKER_KV_CACHE_BYTES"] == str(budget.context_tokens * kv_kib * 1024)
-    assert all(taken(budget, gpu) <= 0.97 * 80 * GIB for gpu in range(budget.layout.gpus))
+    assert all(taken(budget, gpu) <= 0.97 * 80 * GIB for gpu in budget.layout.used)
     assert budget.shares[0].weights > 63_438_410_976 // ranks - 1
-    assert budget.shares[0].gpus == range(ranks)
-    assert budget.shares[1].gpus == range(ranks, ranks + 1)
+    assert budget.shares[0].gpus == tuple(range(ranks))
+    assert budget.shares[1].gpus == (ranks,)
 
 
 def test_layouts_are_chosen_by_what_fits():
-    assert best(PUBLISHED, 95 * GIB, 1, Demand()).layout == Layout.of(1, stages=("talker", "code2wav"))
-    assert best(PUBLISHED, 95 * GIB, 8, Demand()).layout == Layout.of(1, apart=2, stages=("talker", "code2wav"))
-    assert best(PUBLISHED, 70 * GIB, 2, Demand(streams=32)).layout == Layout.of(2, stages=("talker", "code2wav"))
-    assert str(best(PUBLISHED, 95 * GIB, 8, Demand(), tensor_parallel=2).layout) == "2 + 2"
+    assert str(best(PUBLISHED, gpus(95), Demand()).layout) == "1"
+    assert str(best(PUBLISHED, gpus(95, 8), Demand()).layout) == "1 + 2"
+    assert str(best(PUBLISHED, gpus(70, 2), Demand(streams=32)).layout) == "2"
+    assert str(best(PUBLISHED, gpus(95, 8), Demand(), ranks=2).layout) == "2 + 2"
     with pytest.raises(BudgetError, match="--tensor-parallel-size 3: must be a power of two"):
-        best(PUBLISHED, 95 * GIB, 8, Demand(), tensor_parallel=3)
+        best(PUBLISHED, gpus(95, 8), Demand(), ranks=3)
     with pytest.raises(BudgetError, match="too few"):
-        best(PUBLISHED, 22 * GIB, 4, Demand())
+        best(PUBLISHED, gpus(22, 4), Demand())
+
+
+def test_stages_are_where_they_are_set_and_the_others_where_there_is_room():
+    uneven = Gpus((24 * GIB, 95 * GIB, 95 * GIB), (0, 80 * GIB, 0))
+    roomy = best(PUBLISHED, uneven, SMALL).layout
+    assert roomy.thinker == (2,), "the one with room"
+    assert roomy.others["talker"] == (0,)
+    pinned = next(layouts(PUBLISHED, gpus(95, 2), SMALL, pinned={"thinker": 1}))
+    assert pinned.thinker == (1,)
+    assert set(pinned.others.values()) == {(0,)}
+    swapped = next(layouts(PUBLISHED, gpus(95, 2), SMALL, pinned={"talker": 0, "code2wav": 0}))
+    assert swapped.thinker == (1,)
+    ranks = next(layouts(PUBLISHED, gpus(95, 3), Demand(diffusion={"dit": GIB}, dit_gpus=2)))
+    assert ranks.others["dit"] == (0, 1)
 
 
 def test_settings_of_several_gpus_are_flags():
-    shown = "\n".join(lines(share_out(PUBLISHED, 95 * GIB, Demand(), Layout.of(2, apart=1))))
+    shown = "\n".join(lines(best(PUBLISHED, gpus(95, 3), Demand(), 2)))
     assert "--thinker-arg=--tensor-parallel-size=2" in shown
     assert "--thinker-arg=--kv-cache-bytes=" in shown
     assert "--talker-arg=--device=cuda:2" in shown
@@ -181,7 +201,7 @@ def test_sizes_are_the_checkpoints(tiny_checkpoint):
     told = json.loads(CliRunner().invoke(app, [*command, "16", "--json"]).output)
     assert told["shares"][0]["stage"] == "thinker"
     assert told["settings"]["THINKER_KV_CACHE_BYTES"] in result.output
-    assert CliRunner().invoke(app, [*command, "4"]).exit_code == 1
+    assert CliRunner().invoke(app, [*command, "2"]).exit_code == 1
     assert CliRunner().invoke(app, ["budget"]).exit_code == 2
 
 
@@ -203,9 +223,9 @@ def test_a_model_without_a_thinker() -> None:
     sizes = read_sizes(str(checkpoint))
     files = {file.parent.name: file.stat().st_size for file in checkpoint.rglob("*.safetensors")}
     assert 0.8 * files["speech_tokenizer"] < sizes.weights["code2wav"] <= files["speech_tokenizer"]
-    budget = best(sizes, 8 * GIB, 2, Demand())
+    budget = best(sizes, gpus(8, 2), Demand())
     assert [share.stage for share in budget.shares] == ["talker", "code2wav"]
-    assert budget.shares[1].gpus == range(1, 2)
+    assert budget.shares[1].gpus == (1,)
     assert not any("THINKER" in name for name in budget.settings)
 
 

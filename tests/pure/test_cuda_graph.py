@@ -102,6 +102,8 @@ def test_a_device_is_named_with_its_number_or_refused(cuda: FakeCuda) -> None:
         engine_device("cuda:2")
     with pytest.raises(ValueError, match="--device gpu: must be auto, cpu, cuda or cuda:N"):
         engine_device("gpu")
+    with pytest.raises(ValueError, match="--device meta: no stage has run there; give auto, cpu, cuda or cuda:N"):
+        engine_device("meta")
     cuda.devices = 0
     assert engine_device("auto") == torch.device("cpu")
     with pytest.raises(ValueError, match="--device cuda: torch finds no CUDA device here"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration
 
-from cli.budget import GIB, Demand, share_out
+from cli.budget import GIB, Demand, Gpus, share_out
 from services.common.stream.rows import hidden_states
 from services.families.qwen2_5_omni.budget import PREFIXES, sizes
 from services.families.qwen2_5_omni.code2wav import new_decoder
@@ -107,6 +107,6 @@ def test_what_it_needs_of_a_gpu(size: str) -> None:
     assert set(PREFIXES) == set(counted.weights)
     assert counted.kv_per_token == {"7B": 56, "3B": 36}[size] * 1024
     assert counted.talker_kv_per_position == 48 * 1024
-    budget = share_out(counted, 48 * GIB, Demand())
+    budget = share_out(counted, Gpus.alike(48 * GIB), Demand())
     assert budget.free_bytes(0) > 0
     assert family_of(config).pipeline_of(config) == "qwen2.5-omni.yaml"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli.budget import GIB, Demand, best, layouts
+from cli.budget import GIB, Demand, Gpus, best, layouts
 from cli.budget_report import lines
 from cli.check import check_model
 from cli.doctor.fit import stages_of
@@ -62,8 +62,8 @@ def test_its_stages_of_speech_say_that_they_are_not_there(checkpoint: Path) -> N
 def test_its_budget_is_the_thinkers(checkpoint: Path) -> None:
     sizes = read_sizes(str(checkpoint))
     assert list(sizes.weights) == ["thinker"]
-    assert not any(layout.others for layout in layouts(sizes, 4))
-    one, two = (best(sizes, 24 * GIB, ranks, Demand(), ranks) for ranks in (1, 2))
+    assert not any(layout.others for layout in layouts(sizes, Gpus.alike(24 * GIB, 4), Demand()))
+    one, two = (best(sizes, Gpus.alike(24 * GIB, ranks), Demand(), ranks) for ranks in (1, 2))
     assert [share.stage for share in one.shares] == ["thinker"]
     assert not any("TALKER" in line or "CODE2WAV" in line for line in lines(one))
     flags = [line for line in lines(two) if line.startswith("--")]

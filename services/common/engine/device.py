@@ -30,8 +30,10 @@ def device_among(cuda_devices: int, requested: str) -> torch.device:
         device = torch.device(("cuda" if cuda_devices else "cpu") if requested == "auto" else requested)
     except RuntimeError:
         raise ValueError(f"--device {requested}: must be auto, cpu, cuda or cuda:N") from None
-    if device.type != "cuda":
+    if device.type == "cpu":
         return device
+    if device.type != "cuda":
+        raise ValueError(f"--device {requested}: no stage has run there; give auto, cpu, cuda or cuda:N")
     index = device.index or 0
     if index >= cuda_devices:
         there = f"there are {cuda_devices} CUDA devices" if cuda_devices else "torch finds no CUDA device here"
