@@ -73,18 +73,20 @@ def accelerator() -> Accelerator | None:
     )
 
 
-def flashinfer_missing() -> str | None:
-    """What FlashInfer lacks to have kernels; None: it has compiled ones, or the tools to compile them.
+def has_flashinfer_kernels() -> bool:
+    """Whether FlashInfer has compiled kernels.
 
-    vLLM's samplers, and its attention on sm_100, do not ask: they fail when a kernel is first used.
+    Without, vLLM's sampler, and its attention on sm_100, would have them compiled when first used: for minutes, with as
+    many compilers as there are cores.
     """
-    if importlib.util.find_spec("flashinfer_jit_cache"):
-        return None
+    return importlib.util.find_spec("flashinfer_jit_cache") is not None
+
+
+def flashinfer_compiler_missing() -> str | None:
+    """What FlashInfer lacks to compile kernels; None: nothing."""
     if not nvcc():
-        return "no flashinfer-jit-cache, and no nvcc (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda)"
-    if not shutil.which("ninja"):
-        return "no flashinfer-jit-cache, and no ninja on PATH"
-    return None
+        return "no nvcc (CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda)"
+    return None if shutil.which("ninja") else "no ninja on PATH"
 
 
 def nvcc() -> str | None:

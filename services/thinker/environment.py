@@ -64,8 +64,8 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
         "VLLM_RPC_BASE_PATH": f"@quartet-{uuid.uuid4()}",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if device.flashinfer_missing():
-        # vLLM's sampler would compile FlashInfer's kernels when they are first used, and die where it cannot
+    if not device.has_flashinfer_kernels():
+        # vLLM's sampler would compile FlashInfer's when they are first used, for minutes, and die where it cannot
         variables[device.SAMPLER_VARIABLE] = "0"
     if settings.compile != "on" and device.vllm_is_for_cpus():
         # vLLM's sampler compiles a few small functions when they are first used, which stops a CPU for 15 s

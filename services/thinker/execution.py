@@ -73,16 +73,14 @@ def attention(accelerator: Accelerator | None, dtype: str) -> Choice:
     if dtype == "float32" or accelerator.capability < (8, 0):
         return Choice("attention", "TRITON_ATTN", f"FlashAttention has no {dtype} on {accelerator.architecture}")
     if forced := forced_attention(accelerator, dtype):
-        return Choice(
-            "attention", forced, f"FlashInfer, vLLM's choice here, has no kernels: {device.flashinfer_missing()}"
-        )
+        return Choice("attention", forced, "FlashInfer, vLLM's choice here, has no kernels: no flashinfer-jit-cache")
     path = "FLASHINFER" if _prefers_flashinfer(accelerator, dtype) else "FLASH_ATTN"
     return Choice("attention", path, f"vLLM's choice on {accelerator.architecture}")
 
 
 def forced_attention(accelerator: Accelerator | None, dtype: str) -> str | None:
     """The backend instead of vLLM's choice, which does not ask whether FlashInfer has kernels; None: vLLM chooses."""
-    return "FLASH_ATTN" if _prefers_flashinfer(accelerator, dtype) and device.flashinfer_missing() else None
+    return "FLASH_ATTN" if _prefers_flashinfer(accelerator, dtype) and not device.has_flashinfer_kernels() else None
 
 
 def _prefers_flashinfer(accelerator: Accelerator | None, dtype: str) -> bool:
@@ -94,15 +92,17 @@ def sampler(accelerator: Accelerator | None) -> Choice:
     if accelerator is None:
         return Choice("sampler", "native", "FlashInfer is for CUDA")
     requested = os.environ.get(device.SAMPLER_VARIABLE)
-    lacks = device.flashinfer_missing()
-    if lacks:
-        if requested not in (None, "0"):
-            reason = f"{device.SAMPLER_VARIABLE}={requested}, but FlashInfer has no kernels: {lacks}; unset it"
-            return Choice("sampler", "FlashInfer", reason, fatal=True)
-        return Choice("sampler", "native", f"FlashInfer has no kernels: {lacks}")
     if requested == "0":
         return Choice("sampler", "native", f"{device.SAMPLER_VARIABLE}=0")
-    return Choice("sampler", "FlashInfer", "its kernels are at hand")
+    if device.has_flashinfer_kernels():
+        return Choice("sampler", "FlashInfer", "its kernels are at hand")
+    if requested is None:
+        return Choice("sampler", "native", "FlashInfer has no kernels: no flashinfer-jit-cache")
+    if lacks := device.flashinfer_compiler_missing():
+        reason = f"{device.SAMPLER_VARIABLE}={requested}, but FlashInfer cannot compile its kernels: {lacks}; unset it"
+        return Choice("sampler", "FlashInfer", reason, fatal=True)
+    reason = f"{device.SAMPLER_VARIABLE}={requested}: it compiles its kernels when they are first used, for minutes"
+    return Choice("sampler", "FlashInfer", reason)
 
 
 def has_amx() -> bool:

@@ -46,21 +46,26 @@ def no_tools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(device, "DEFAULT_CUDA_HOME", tmp_path / "cuda")
 
 
-def test_flashinfers_sampler_is_off_where_it_could_not_compile_its_kernels(tmp_path, monkeypatch):
-    assert environment.defaults(settings())[device.SAMPLER_VARIABLE] == "0"
+def test_flashinfers_sampler_is_off_where_it_would_compile_its_kernels(tmp_path, monkeypatch):
     program(tmp_path / "cuda/bin/nvcc")
-    assert "ninja" in (device.flashinfer_missing() or "")
+    assert "ninja" in (device.flashinfer_compiler_missing() or "")
     program(tmp_path / "bin/ninja")
-    assert device.flashinfer_missing() is None
-    assert device.SAMPLER_VARIABLE not in environment.defaults(settings())
+    assert device.flashinfer_compiler_missing() is None
+    assert environment.defaults(settings())[device.SAMPLER_VARIABLE] == "0", "it would take minutes"
+    assert execution.sampler(gpu(9, 0)).path == "native"
+    monkeypatch.setenv(device.SAMPLER_VARIABLE, "1")
+    asked = execution.sampler(gpu(9, 0))
+    assert (asked.path, asked.fatal) == ("FlashInfer", False)
+    assert "for minutes" in asked.reason
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "other"))  # FlashInfer looks nowhere else then
-    assert "nvcc" in (device.flashinfer_missing() or "")
+    assert "nvcc" in (device.flashinfer_compiler_missing() or "")
 
 
 def test_flashinfers_compiled_kernels_need_no_compiler(tmp_path, monkeypatch):
     (tmp_path / "flashinfer_jit_cache.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert device.flashinfer_missing() is None
+    assert device.has_flashinfer_kernels()
+    assert device.SAMPLER_VARIABLE not in environment.defaults(settings())
 
 
 def test_what_the_operator_set_stays(tmp_path):
@@ -142,9 +147,9 @@ def test_paths_on_gpus_without_a_cuda_compiler(capability, backend):
     assert execution.forced_attention(gpu(*capability), "bfloat16") == (backend if capability[0] == 10 else None)
 
 
-def test_with_a_cuda_compiler_vllm_chooses_as_it_likes(tmp_path):
-    program(tmp_path / "bin/nvcc")
-    program(tmp_path / "bin/ninja")
+def test_with_flashinfers_kernels_vllm_chooses_as_it_likes(tmp_path, monkeypatch):
+    (tmp_path / "flashinfer_jit_cache.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
     told = choices(gpu(10, 0))
     assert (told["attention"].path, told["sampler"].path) == ("FLASHINFER", "FlashInfer")
     assert execution.forced_attention(gpu(10, 0), "bfloat16") is None
