@@ -3,11 +3,11 @@
 The constants below estimate, on the safe side, what the checkpoint does not say (CUDA contexts, activations, graphs).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
-from cli.sizes import BudgetError, TooLittleMemory
+from cli.sizes import TooLittleMemory
 from services.sizes import Sizes
 
 GIB = 1024**3
@@ -40,10 +40,6 @@ CODE2WAV_STEP_BYTES = 80 * MIB
 CODE2WAV_STREAM_BYTES = 8 * MIB  # convolutions' and attention's past of one stream
 
 OTHERS = ("talker", "code2wav", "encoder", "dit")  # what the thinker shares GPUs with
-
-
-class LayoutError(BudgetError):
-    """No layout is as it is set."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +145,7 @@ class Budget:
 
 def share_out(sizes: Sizes, gpus: Gpus, demand: Demand, layout: Layout = Layout()) -> Budget:
     """Gives all but the thinker what `demand` takes, and the thinker the rest. Raises TooLittleMemory."""
-    others = _others(sizes, demand, layout)
+    others = other_shares(sizes, demand, layout)
     left = {gpu: gpus.usable(gpu) - sum(s.total for s in others if gpu in s.gpus) for gpu in layout.used}
     full = min(left, key=lambda gpu: left[gpu])
     if left[full] < 0:
@@ -165,8 +161,8 @@ def share_out(sizes: Sizes, gpus: Gpus, demand: Demand, layout: Layout = Layout(
     tightest = min(layout.thinker, key=lambda gpu: left[gpu])
     thinker, tokens = _thinker(sizes, gpus, tightest, left[tightest], layout, demand, others)
     # Given the cache's size, vLLM only checks at its start that this share is free: its own context is there by then.
-    smallest = min(gpus.memory[gpu] for gpu in layout.thinker)
-    utilization = int((thinker.total - CONTEXT_BYTES) / smallest * 1000) / 1000
+    largest = max(gpus.memory[gpu] for gpu in layout.thinker)
+    utilization = int((thinker.total - CONTEXT_BYTES) / largest * 1000) / 1000
     thinkers = {
         "THINKER_GPU_MEMORY_UTILIZATION": f"{utilization:.3f}",
         "THINKER_KV_CACHE_BYTES": str(tokens * _kv_per_token(sizes, layout)),
@@ -188,13 +184,13 @@ def _thinker(
     left -= weights + working
     context_tokens = _context_tokens(sizes, demand)
     if demand.kv_cache_bytes is None:
-        tokens = min(left // per_token, MOST_CONTEXTS * context_tokens)
-        least, what = context_tokens, f"one context of {context_tokens} tokens"
+        tokens = min(left // per_token, MOST_CONTEXTS * _blocks(context_tokens))
+        least, what = _blocks(context_tokens), f"one context of {context_tokens} tokens"
     else:
-        least = tokens = demand.kv_cache_bytes // kv_per_token
+        least = tokens = demand.kv_cache_bytes // kv_per_token // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
         what = f"the KV cache of {tokens} tokens that is set"
     tokens = tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
-    if tokens < least // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS or least * per_token > left:
+    if tokens < least or least * per_token > left:
         beside = [share for share in others if gpu in share.gpus]
         needed = f", and {what} {least * per_token / GIB:.1f} GiB"
         fixed = Share("thinker", layout.thinker, weights, working, 0, "")
@@ -212,6 +208,11 @@ def _context_tokens(sizes: Sizes, demand: Demand) -> int:
     return min(demand.context_tokens, sizes.max_context_tokens or demand.context_tokens)
 
 
+def _blocks(tokens: int) -> int:
+    """Tokens of the KV blocks that hold `tokens`."""
+    return -(-tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
+
+
 def _decoder_streams(demand: Demand) -> int:
     return demand.streams if demand.decoder_streams is None else demand.decoder_streams
 
@@ -220,7 +221,8 @@ def _scaled(size: int, weights: int, large: int) -> int:
     return int(size * min(1.0, max(0.1, weights / large)))
 
 
-def _others(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
+def other_shares(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
+    """Of all stages but the thinker."""
     shares = [_SHARES[stage](sizes, demand, layout.others[stage]) for stage in _SHARES if stage in sizes.weights]
     for stage, size in demand.diffusion.items():
         shares.append(Share(stage, layout.others[stage], 0, 0, size, "an estimate by its weights"))
@@ -265,67 +267,14 @@ def _too_few(
     needs = ", ".join(f"{share.stage} {share.total / GIB:.1f} GiB" for share in shares)
     is_spoken = any(share.stage == "talker" for share in shares)
     spoken = f" with {demand.streams} spoken answers at a time" if is_spoken else ""
-    lower = "--streams, --talker-positions or --context-tokens" if is_spoken else "--context-tokens"
+    lower = ["--streams", "--talker-positions"] if is_spoken else []
+    if any(share.stage == "thinker" for share in shares):
+        lower.append("--context-tokens")
+    where = f"GPU {gpu}: " if len(gpus.memory) > 1 else ""
     taken = f", of which other programs have {gpus.taken[gpu] / GIB:.1f}," if gpus.taken[gpu] else ""
+    short_gib = math.ceil(10 * short_bytes / GIB) / 10
     return TooLittleMemory(
-        f"{gpus.memory[gpu] / GIB:.1f} GiB{taken} are {short_bytes / GIB:.1f} GiB too few: {needs}{spoken}{more}",
-        f"give the thinker a GPU of its own or several (--gpus), or lower {lower}",
+        f"{where}{gpus.memory[gpu] / GIB:.1f} GiB{taken} are {short_gib:.1f} GiB too few: {needs}{spoken}{more}",
+        f"take more GPUs (--gpus) or larger ones{', or lower ' + ' or '.join(lower) if lower else ''}",
         short_bytes,
     )
-
-
-def layouts(
-    sizes: Sizes, gpus: Gpus, demand: Demand, ranks: int | None = None, pinned: Mapping[str, int] | None = None
-) -> Iterator[Layout]:
-    """Layouts, best first: each stage on a GPU of its own, then the fewest GPUs for the thinker.
-
-    Args:
-        ranks: GPUs that the thinker must be split over; None: as many as it needs.
-        pinned: stages that must be on one GPU, and its index.
-    """
-    pinned, count = pinned or {}, len(gpus.memory)
-    others = [stage for stage in OTHERS if stage in sizes.weights or stage in demand.diffusion]
-    if "thinker" not in sizes.weights:
-        if others:
-            yield Layout((), _places(others, gpus.roomiest, demand, pinned))
-        return
-    splits = [1 << n for n in range(count.bit_length()) if sizes.heads % (1 << n) == 0]
-    if "thinker" in pinned:
-        splits = [1]
-    for apart, split in product((True, False), splits):
-        thinker = tuple(range(split))  # vLLM takes the first ones
-        if split == 1:
-            free = [gpu for gpu in gpus.roomiest if not apart or gpu not in pinned.values()]
-            thinker = (pinned.get("thinker", (free or gpus.roomiest)[0]),)
-        rest = [gpu for gpu in gpus.roomiest if gpu not in thinker] if apart else [thinker[0]]
-        if ranks in (None, split) and rest and (others or not apart):
-            yield Layout(thinker, _places(others, rest, demand, pinned))
-
-
-def _places(
-    others: Sequence[str], gpus: Sequence[int], demand: Demand, pinned: Mapping[str, int]
-) -> dict[str, tuple[int, ...]]:
-    """A GPU for each stage, as far as `gpus` go."""
-    fixed: dict[str, tuple[int, ...]] = {stage: (pinned[stage],) for stage in others if stage in pinned}
-    if demand.dit_gpus > 1:
-        fixed["dit"] = tuple(range(demand.dit_gpus))
-    chosen = [stage for stage in others if stage not in fixed]
-    return {stage: (gpus[min(i, len(gpus) - 1)],) for i, stage in enumerate(chosen)} | fixed
-
-
-def best(
-    sizes: Sizes, gpus: Gpus, demand: Demand, ranks: int | None = None, pinned: Mapping[str, int] | None = None
-) -> Budget:
-    """The first layout's budget that fits. Raises TooLittleMemory; LayoutError: none is possible."""
-    errors = []
-    for layout in layouts(sizes, gpus, demand, ranks, pinned):
-        try:
-            return share_out(sizes, gpus, demand, layout)
-        except TooLittleMemory as error:
-            errors.append(error)
-    if not errors:
-        raise LayoutError(
-            f"--tensor-parallel-size {ranks}: must be a power of two that divides {sizes.heads} attention heads, at "
-            f"most the {len(gpus.memory)} GPUs that there are, and 1 with a --device of the thinker"
-        )
-    raise min(errors, key=lambda error: error.short_bytes)

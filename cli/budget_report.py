@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from cli.budget import GIB, MIB, Budget, Demand, Gpus, best
+from cli.budget import GIB, MIB, Budget, Demand, Gpus
+from cli.layouts import best
 from cli.sizes import BudgetError
 from services.sizes import Sizes
 
@@ -35,9 +36,10 @@ def share_lines(budget: Budget) -> Iterator[str]:
         weights, working, requests, total = (f"{part / GIB:.1f}" for part in parts)
         gpus = f"{share.gpus[0]}" if len(share.gpus) == 1 else f"{share.gpus[0]}-{share.gpus[-1]}"
         yield f"{share.stage:<10}{gpus:<6}{weights:>9}{working:>9}{requests:>10}{total:>8}  {share.note}"
-    inner = {*budget.layout.thinker[1:-1]}  # as full as the last
-    for gpu in [gpu for gpu in budget.layout.used if gpu not in inner]:
-        yield f"{'free':<10}{gpu:<6}{budget.free_bytes(gpu) / GIB:>36.1f}  of {budget.gpus.memory[gpu] / GIB:.1f}"
+    rooms = {gpu: (budget.free_bytes(gpu), budget.gpus.memory[gpu]) for gpu in budget.layout.used}
+    for gpu, (free, memory) in rooms.items():
+        if rooms.get(gpu - 1) != (free, memory):  # of a split thinker's GPUs one stands for those like it
+            yield f"{'free':<10}{gpu:<6}{free / GIB:>36.1f}  of {memory / GIB:.1f}"
 
 
 def settings_by_stage(budget: Budget) -> dict[str, dict[str, str]]:

@@ -32,15 +32,15 @@ HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker'
 _HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def check(options: LaunchOptions, stages: Sequence[PlannedStage]) -> None:
-    """Checks all that the flags name. Raises LaunchError."""
+def check(options: LaunchOptions, stages: Sequence[PlannedStage], *, starts: bool = True) -> None:
+    """Checks all that the flags name; the port only if the system `starts`. Raises LaunchError."""
     for kind in {stage.kind for stage in stages}:
         check_machine(kind)
     for stage in stages:
         check_model("--dit-model" if stage.model == options.dit_model else "--model", stage.model, stage.kind)
     _check_settings(options, stages)
     _check_files(options)
-    if options.has_gateway:
+    if options.has_gateway and starts:
         _check_port(options.host, options.port)
     if not has_gpu():
         _check_memory({stage.model for stage in stages})

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cli.budget import CONTEXT_BYTES, GIB, MIB, Budget, Demand, Gpus, LayoutError, best
+from cli.budget import CONTEXT_BYTES, GIB, MIB, Budget, Demand, Gpus
 from cli.budget_report import GPUS, MOST_GPUS, settings_by_stage, share_lines
 from cli.check import check, stage_settings
 from cli.gpus import gpus
+from cli.layouts import LayoutError, best
 from cli.plan import DIFFUSION, LaunchError, LaunchOptions, PlannedStage, stages_to_start
 from cli.sizes import BudgetError, TooLittleMemory, pipeline_weights, read_sizes
 from services.registry import STAGES
@@ -17,6 +18,7 @@ from services.thinker.cpu import vllm_is_for_cpus
 DIT_STEP_BYTES = 3 * GIB  # activations of an image of 1024 x 1024 pixels, and of its decoding
 ENCODER_STEP_BYTES = GIB
 DIFFUSION_LARGE_BYTES = 2 * GIB  # pipelines with less take less for a step, down to a tenth
+_ANY_GPU = ("auto", "cuda")
 THINKER_MEMORY = ("gpu_memory_utilization", "kv_cache_bytes")
 # Smaller and smaller loads to suggest, if one does not fit: (streams, talker positions, context tokens).
 _LESS = ((8, 8192, 16_384), (8, 8192, 8192), (4, 4096, 8192), (2, 4096, 8192), (1, 4096, 8192), (1, 2048, 4096))
@@ -43,10 +45,10 @@ class Plan:
     flags: Mapping[str, Sequence[str]]
 
 
-def plan(options: LaunchOptions) -> Launch:
-    """Raises LaunchError: the options are at fault, or the GPUs are too small."""
+def plan(options: LaunchOptions, *, starts: bool = True) -> Launch:
+    """`starts`: the system will start then. Raises LaunchError: the options are at fault, or the GPUs are too small."""
     stages = stages_to_start(options)
-    check(options, stages)
+    check(options, stages, starts=starts)
     try:
         return share_gpus(stages, gpus())
     except RuntimeError as error:
@@ -58,18 +60,33 @@ def share_gpus(stages: Sequence[PlannedStage], there: Gpus) -> Launch:
     settings = {stage.kind: stage_settings(stage.kind, stage.model, stage.flags) for stage in stages}
     try:
         found = planned(settings, there, thinker_on_cpu=vllm_is_for_cpus())
-    except (TooLittleMemory, LayoutError) as error:
-        if not any(_set(settings.get("thinker"), name) for name in THINKER_MEMORY):
+    except TooLittleMemory as error:
+        if not sets_thinker_memory(settings):
             raise LaunchError(str(error)) from None
-        return Launch(stages, (f"note: by an estimate on the safe side {error}",))  # whoever sets it may know better
+        beside = {kind: each for kind, each in settings.items() if kind != "thinker"}
+        found = planned(beside, Gpus.alike(1 << 60), thinker_on_cpu=True)
+        return Launch(_with_flags(stages, found), (f"note: by an estimate on the safe side {error}",))
+    except LayoutError as error:
+        raise LaunchError(str(error)) from None
     except BudgetError as error:
         return Launch(stages, (f"GPU memory is not shared out: {error}",))
     if found is None:
         return Launch(stages)
-    with_flags = [replace(stage, flags=[*stage.flags, *found.flags.get(stage.kind, ())]) for stage in stages]
     misfit = thinker_misfit(found.budget, settings.get("thinker"))
     notes = [f"note: {misfit}"] if misfit else []
-    return Launch(with_flags, (*share_lines(found.budget), *_unused(found.budget), *notes))
+    return Launch(_with_flags(stages, found), (*share_lines(found.budget), *_unused(found.budget), *notes))
+
+
+def sets_thinker_memory(settings: Mapping[str, Any]) -> bool:
+    """Whether the thinker's memory is set. Then a lack is a note: whoever sets it may know better than an estimate."""
+    return any(_set(settings.get("thinker"), name) for name in THINKER_MEMORY)
+
+
+def _with_flags(stages: Sequence[PlannedStage], found: Plan | None) -> Sequence[PlannedStage]:
+    """`stages` with the flags of the plan last, which win over a --device=auto."""
+    if found is None:
+        return stages
+    return [replace(stage, flags=[*stage.flags, *found.flags.get(stage.kind, ())]) for stage in stages]
 
 
 def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -> Plan | None:
@@ -90,7 +107,7 @@ def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -
     try:
         budget = best(sizes, there, demand, ranks, pinned)
     except TooLittleMemory as error:
-        remedies = _remedies(sizes, there, demand, ranks, pinned)
+        remedies = _remedies(sizes, there, demand, ranks, pinned, settings)
         raise TooLittleMemory(error.lack, next(remedies, "take a smaller model"), error.short_bytes) from None
     flags = {kind: list(_flags(budget, kind, each, demand)) for kind, each in on_gpus.items()}
     return Plan(budget, flags)
@@ -98,20 +115,33 @@ def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -
 
 def thinker_misfit(budget: Budget, thinker: Any) -> str | None:
     """What is wrong with a thinker's memory as it is set."""
+    if "THINKER_KV_CACHE_BYTES" not in budget.settings:
+        return None
+    context, tokens = _set(thinker, "max_context_tokens") or 0, budget.context_tokens
+    if _set(thinker, "kv_cache_bytes") and context > tokens:
+        return f"thinker: --kv-cache-bytes holds {tokens} tokens, which --max-context-tokens={context} exceeds"
     utilization = _set(thinker, "gpu_memory_utilization")
-    if utilization is None or "THINKER_KV_CACHE_BYTES" not in budget.settings:
+    if utilization is None:
         return None
     kept, share = budget.settings["THINKER_KV_CACHE_BYTES"], float(budget.settings["THINKER_GPU_MEMORY_UTILIZATION"])
-    gpu = budget.layout.thinker[0]
-    if utilization <= share + budget.free_bytes(gpu) / budget.gpus.memory[gpu]:  # nobody's share may be just enough
-        return None
-    flags = f"--thinker-arg=--kv-cache-bytes={kept} --thinker-arg=--gpu-memory-utilization={share:.3f}"
-    return f"thinker: --gpu-memory-utilization={utilization:g} is more than the others leave: give {flags}"
+    memory = budget.gpus.memory[budget.layout.thinker[0]]
+    flags = f"give --thinker-arg=--kv-cache-bytes={kept} --thinker-arg=--gpu-memory-utilization={share:.3f}"
+    own = f"thinker: --gpu-memory-utilization={utilization:g} is"
+    if utilization > share + budget.free_bytes(budget.layout.thinker[0]) / memory:  # nobody's share may be just enough
+        return f"{own} more than the others leave: {flags}"
+    if utilization * memory < budget.shares[0].weights:
+        return f"{own} less than the weights take: {flags}"
+    return None
 
 
 def dit_bytes(weights: Mapping[str, int], settings: Any) -> int:
-    """At most what a dit with these models takes of each of its GPUs; weights that are quantized count whole."""
-    here = {name: size for name, size in weights.items() if settings.encoders == "own" or not _is_encoder(name)}
+    """What a dit with these models takes of each of its GPUs."""
+    share = {"none": 1.0, "bitsandbytes-4bit": 0.3}.get(settings.quantization, 0.55)  # of the transformer's
+    here = {
+        name: int(size * share) if name.startswith("transformer") else size
+        for name, size in weights.items()
+        if settings.encoders == "own" or not _is_encoder(name)
+    }
     resident = {"none": sum(here.values()), "model": max(here.values(), default=0)}.get(settings.offload, 0)
     return resident + CONTEXT_BYTES + _step(DIT_STEP_BYTES, here)
 
@@ -165,39 +195,63 @@ def _pinned(settings: Mapping[str, Any], count: int) -> dict[str, int]:
         name, _, number = device.partition(":")
         if device == "auto" or (device == "cuda" and kind in ("thinker", "dit")):  # which may be on several
             continue
+        if kind == "dit" and each.parallel_devices > 1:
+            raise LayoutError(f"dit: --device={device} is one GPU, and context_parallel needs several; give cuda")
         if name != "cuda" or not (number or "0").isdecimal() or int(number or 0) >= count:
             raise LayoutError(f"{kind}: --device={device}: there are {count} GPUs; give auto, cpu, cuda or cuda:N")
         indices[kind] = int(number or 0)
     return indices
 
 
-def _remedies(sizes: Sizes, there: Gpus, demand: Demand, ranks: int | None, pinned: Mapping[str, int]) -> Iterator[str]:
+def _remedies(
+    sizes: Sizes,
+    there: Gpus,
+    demand: Demand,
+    ranks: int | None,
+    pinned: Mapping[str, int],
+    settings: Mapping[str, Any],
+) -> Iterator[str]:
     """What would fit, the smallest change first."""
+    idle = Gpus(there.memory, (0,) * len(there.memory))
+    if any(there.taken) and _fits(sizes, idle, demand, ranks, pinned):
+        yield "end what else runs on the GPUs"
     if pinned and _fits(sizes, there, demand, ranks):
         yield "it fits without --device"
+    if ranks is not None and _fits(sizes, there, demand):
+        yield "it fits without --tensor-parallel-size"
+    if "dit" in settings and settings["dit"].offload == "none":
+        offloading = settings["dit"].model_copy(update={"offload": "model"})
+        moved = dit_bytes(pipeline_weights(offloading.model), offloading)
+        if _fits(sizes, there, replace(demand, diffusion={**demand.diffusion, "dit": moved}), ranks, pinned):
+            yield "this fits: --dit-arg=--offload=model"
     for streams, positions, context in _LESS:
         less = replace(
             demand,
             streams=min(streams, demand.streams),
             talker_positions=min(positions, demand.talker_positions),
             context_tokens=min(context, demand.context_tokens),
+            decoder_streams=None if demand.decoder_streams is None else min(streams, demand.decoder_streams),
         )
         if _fits(sizes, there, less, ranks, pinned):
-            flags = {
-                "thinker": ("max-context-tokens", less.context_tokens, demand.context_tokens),
-                "talker": ("max-running-requests", less.streams, demand.streams),
-            }
-            positions_flag = ("max-context-positions", less.talker_positions, demand.talker_positions)
-            changes = [*flags.items(), ("talker", positions_flag)]
-            yield "this fits: " + " ".join(
-                f"--{stage}-arg=--{name}={now}"
-                for stage, (name, now, before) in changes
-                if now != before and stage in sizes.weights
-            )
+            before, now = (_flags_of_load(each, sizes) for each in (demand, less))
+            if changed := [flag for flag in now if flag not in before]:
+                yield f"this fits: {' '.join(changed)}"
     machines = ((count * mib, count, name) for name, mib in GPUS.items() for count in range(1, MOST_GPUS + 1))
     for memory_mib, count, name in sorted(machines):
         if _fits(sizes, Gpus.alike(memory_mib // count * MIB, count), demand):
             yield f"it fits on {count} GPUs of {name}" if count > 1 else f"it fits on a GPU of {name}"
+
+
+def _flags_of_load(demand: Demand, sizes: Sizes) -> list[str]:
+    decoder_streams = demand.streams if demand.decoder_streams is None else demand.decoder_streams
+    flags = [
+        ("thinker", f"--max-context-tokens={demand.context_tokens}"),
+        ("talker", f"--max-running-requests={demand.streams}"),
+        ("talker", f"--max-context-positions={demand.talker_positions}"),
+    ]
+    if demand.decoder_streams is not None or "talker" not in sizes.weights:  # else it follows the talker's
+        flags.append(("code2wav", f"--max-running-requests={decoder_streams}"))
+    return [f"--{stage}-arg={flag}" for stage, flag in flags if stage in sizes.weights]
 
 
 def _fits(sizes: Sizes, there: Gpus, *demand: Any) -> bool:
@@ -210,20 +264,15 @@ def _fits(sizes: Sizes, there: Gpus, *demand: Any) -> bool:
 
 def _flags(budget: Budget, kind: str, settings: Any, demand: Demand) -> Iterator[str]:
     """Flags for what is neither set nor the default already."""
-    left_out = {name for name in settings.model_fields_set if name != "device" or settings.device != "auto"}
+    left_out = {name for name in settings.model_fields_set if name != "device" or settings.device not in _ANY_GPU}
     if "gpu_memory_utilization" in left_out and "kv_cache_bytes" not in left_out:
         left_out |= {"kv_cache_bytes", "max_context_tokens"}  # vLLM finds out what that leaves
     elif demand.kv_cache_bytes is not None and budget.context_tokens < demand.context_tokens:
         left_out.add("max_context_tokens")
     defaults = {"device": "cuda:0", "tensor_parallel_size": "1"}
     for name, value in settings_by_stage(budget).get(kind, {}).items():
-        if name not in left_out and defaults.get(name) != value and not (kind == "thinker" and _needs_no(name, budget)):
+        if name not in left_out and defaults.get(name) != value:
             yield f"--{name.replace('_', '-')}={value}"
-
-
-def _needs_no(name: str, budget: Budget) -> bool:
-    """Whether vLLM would refuse the setting: it takes a device, or several GPUs."""
-    return name == "device" and len(budget.layout.thinker) > 1
 
 
 def _unused(budget: Budget) -> Iterator[str]:

@@ -27,16 +27,17 @@ def budget(
     streams: Annotated[int, typer.Option(min=1, help="spoken answers at a time")] = 8,
     context_tokens: Annotated[int, typer.Option(min=2, help="longest prompt plus output of a request")] = 32_768,
     talker_positions: Annotated[int, typer.Option(min=16, help="longest prompt plus frames of a spoken answer")] = 8192,
-    dit_gib: Annotated[float, typer.Option(min=0, help="memory to leave for a dit, on the talker's GPU")] = 0,
+    dit_gib: Annotated[float, typer.Option(min=0, help="memory to leave for a dit")] = 0,
     table: Annotated[
         bool, typer.Option("--table", help="what fits on which GPUs; default: the published model")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
 ) -> None:
     """Say how thinker, talker and code2wav share GPUs, as settings, or why they cannot."""
-    from cli.budget import GIB, Demand, Gpus, best
+    from cli.budget import GIB, Demand, Gpus
     from cli.budget_report import lines
     from cli.budget_report import table as gpu_table
+    from cli.layouts import best
     from cli.sizes import published_sizes, read_sizes
 
     demand = Demand(streams, context_tokens, talker_positions, diffusion={"dit": int(dit_gib * GIB)} if dit_gib else {})

@@ -15,6 +15,7 @@ from services.sizes import Sizes
 
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LENGTH_BYTES = 8  # of a safetensors file's header, which is JSON: little endian, at the file's start
+_VARIANT = ".fp16."  # in names of a pipeline's files that some repositories have besides
 _LFS_POINTER = b"version "
 
 
@@ -73,9 +74,14 @@ def pipeline_weights(model: str) -> dict[str, int]:
         if not folder.is_dir():
             return _hub_folders(model)
         parts = {path.name: path for path in sorted(folder.iterdir()) if any(path.glob("*.safetensors"))}
-        return {name: sum(size for _, size in tensor_bytes(path)) for name, path in parts.items()}
+        return {name: sum(file.stat().st_size for file in _whole(path)) for name, path in parts.items()}
     except (OSError, ValueError) as error:
         raise BudgetError(f"{model}: {error}") from None
+
+
+def _whole(folder: Path) -> Iterator[Path]:
+    """Files of a model's weights, without those of a variant."""
+    return (file for file in folder.glob("*.safetensors") if _VARIANT not in file.name)
 
 
 def stored_dtype(folder: Path) -> str:
@@ -138,6 +144,6 @@ def _hub_folders(model: str) -> dict[str, int]:
     sizes: Counter[str] = Counter()
     for file in files:
         folder, _, name = file.rfilename.rpartition("/")
-        if folder and name.endswith(".safetensors") and ".fp16." not in name:
+        if folder and name.endswith(".safetensors") and _VARIANT not in name:
             sizes[folder] += file.size or 0
     return dict(sizes)

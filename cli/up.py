@@ -16,7 +16,7 @@ from cli.terminal import console
 
 def show(options: LaunchOptions) -> None:
     """Prints what `serve` would start. Raises LaunchError."""
-    launch = plan(options)
+    launch = plan(options, starts=False)
     for line in (*(launch.lines or ["no stage is on a GPU"]), ""):
         print(line)
     for stage in launch.stages:

@@ -9,10 +9,10 @@ from cli.budget_report import share_lines
 from cli.check import HOST_BYTES, too_large
 from cli.doctor.judge import Finding, place
 from cli.doctor.machine import Machine
-from cli.gpu_plan import dit_bytes, planned, thinker_misfit
+from cli.gpu_plan import planned, sets_thinker_memory, thinker_misfit
 from cli.gpus import of_devices
 from cli.plan import is_diffusion
-from cli.sizes import pipeline_weights, read_sizes, stored_dtype
+from cli.sizes import TooLittleMemory, pipeline_weights, read_sizes, stored_dtype
 from services.registry import STAGES, family_of, read_config
 from services.sizes import weights_dtype
 from services.thinker.execution import has_amx, refused_on_cpu
@@ -44,15 +44,21 @@ def stages_of(model: str) -> Sequence[str]:
 
 def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
     """GPUs as `quartet up` would share them out. Raises BudgetError."""
-    if is_diffusion(model):
-        return _dit(machine, settings["dit"], model) if "dit" in settings else ((), ())
     thinker, for_cpus = settings.get("thinker"), "vllm" not in machine.packages
     lines, findings = (), ()
+    if is_diffusion(model):
+        settings = {kind: each for kind, each in settings.items() if kind == "dit"}
+        thinker = None
+        if settings and place(machine, settings["dit"].device)[0] == "cpu":
+            lines, findings = _host(machine, pipeline_weights(model))
     if thinker is not None and (for_cpus or place(machine, thinker.device)[0] == "cpu"):
         lines, findings = _host(machine, read_sizes(model).weights)
         findings = (*findings, *_refused_on_cpu(thinker, model))
     there = of_devices([(device.accelerator.memory_bytes, device.free_bytes) for device in machine.devices])
-    found = planned(settings, there, thinker_on_cpu=for_cpus)
+    try:
+        found = planned(settings, there, thinker_on_cpu=for_cpus)
+    except TooLittleMemory as error:
+        return lines, (*findings, Finding(str(error), fatal=not sets_thinker_memory(settings)))
     if found is None:
         return lines, findings
     misfit = thinker_misfit(found.budget, thinker)
@@ -72,24 +78,6 @@ def _refused_on_cpu(thinker: Any, model: str) -> Iterator[Finding]:
 
 
 def _host(machine: Machine, weights: Mapping[str, int]) -> Fit:
-    return _compare(weights, sum(weights.values()) + HOST_BYTES, machine.memory_bytes)
-
-
-def _dit(machine: Machine, settings: Any, model: str) -> Fit:
-    weights = pipeline_weights(model)
-    device, accelerator = place(machine, settings.device)
-    if accelerator is None:
-        return _host(machine, weights)
-    if settings.quantization != "none" or settings.offload in ("group", "sequential"):
-        return (f"{_weights_line(weights)}; on the device only what the settings leave there",), ()
-    needed = dit_bytes(weights, settings)
-    return _compare(weights, needed, accelerator.memory_bytes, device, "--offload=model, or another GPU")
-
-
-def _compare(weights: Mapping[str, int], needed: int, there: int, *place_and_remedy: str) -> Fit:
-    lacks = (Finding(too_large(needed, there, *place_and_remedy)),) if needed > there else ()
-    return (_weights_line(weights),), lacks
-
-
-def _weights_line(weights: Mapping[str, int]) -> str:
-    return "weights: " + ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in weights.items())
+    needed, there = sum(weights.values()) + HOST_BYTES, machine.memory_bytes
+    lacks = (Finding(too_large(needed, there)),) if needed > there else ()
+    return ("weights: " + ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in weights.items()),), lacks

@@ -153,7 +153,8 @@ class TalkerRunner:
         if self._text_states is not None:
             self._set_text_states(self._text_states, batch)
         codes = self._step(shape) if self._graphs is None else self._graphs.run(shape)
-        return codes[[row.slot for row in batch]].to("cpu", torch.int32)
+        on_host = codes.to("cpu", torch.int32)  # the one wait: to index on the GPU, the slots would have to go there
+        return on_host[[row.slot for row in batch]]
 
     def _set_text_states(self, states: torch.Tensor, batch: Sequence[StepInput]) -> None:
         given = [(row.slot, row.advance.state) for row in batch if row.advance and row.advance.state is not None]

@@ -44,8 +44,8 @@ class ThinkerSettings(CompileSettings):
     prompt_logprobs: bool = Field(
         default=False,
         description="tell log-probabilities of prompts to requests that ask for them. A step of these takes up to "
-        "vocabulary x 8 bytes more a token, of at most 1,024 tokens on a GPU (1.2 GB for Qwen) and of "
-        "max_batched_tokens on a CPU; gpu_memory_utilization has to leave it free",
+        "vocabulary x 8 bytes more a token, of at most 1,024 tokens on a GPU (1.2 GB with a vocabulary of 152,064) and "
+        "of max_batched_tokens on a CPU; gpu_memory_utilization has to leave it free",
     )
     tool_call_parser: str | None = Field(
         default=None,

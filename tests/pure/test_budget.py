@@ -9,9 +9,10 @@ import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 from typer.testing import CliRunner
 
-from cli.budget import GIB, OTHERS, Budget, Demand, Gpus, Layout, best, layouts, share_out
+from cli.budget import GIB, OTHERS, Budget, Demand, Gpus, Layout, share_out
 from cli.budget_report import lines, table
 from cli.doctor.fit import stages_of
+from cli.layouts import best, layouts
 from cli.main import app
 from cli.sizes import BudgetError, read_sizes
 from services.families.qwen3_omni.budget import PUBLISHED, sizes
@@ -121,6 +122,14 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(BudgetError, match=r"79.6 GiB are 3.6 GiB too few: thinker.*one context of 32768 tokens.*--st"):
         share_out(PUBLISHED, gpus(79.6), Demand())
     assert share_out(PUBLISHED, gpus(79.6), SMALL).context_tokens >= 8192
+
+
+def test_a_context_is_whole_kv_blocks():
+    tokens = 8200
+    just = 80.894  # GiB, of which 8,192 tokens would be left
+    with pytest.raises(BudgetError, match="one context of 8200 tokens"):
+        share_out(PUBLISHED, gpus(just), Demand(context_tokens=tokens))
+    assert share_out(PUBLISHED, gpus(just + 0.01), Demand(context_tokens=tokens)).context_tokens >= tokens
 
 
 def test_more_streams_take_more_than_their_cache():

@@ -195,7 +195,8 @@ def test_a_share_of_the_gpu_that_is_not_left(published: None, monkeypatch: pytes
         "thinker: --gpu-memory-utilization=0.9 is more than the others leave: give --thinker-arg=--kv-cache"
     )
     monkeypatch.setenv("QUARTET_THINKER_KV_CACHE_BYTES", str(20 * GIB))
-    assert "and the KV cache of 218453 tokens that is set" in problems(examine(memory, OMNI, model))[0]
+    (said,) = problems(examine(memory, OMNI, model), fatal=False)
+    assert "and the KV cache of 218448 tokens that is set" in said, "an estimate, which whoever set it may know better"
 
 
 def test_a_model_that_needs_other_settings_or_another_machine(published: None) -> None:
@@ -216,11 +217,9 @@ def test_a_diffusion_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     report = examine(machine(WORKSTATION), ["dit"], checkpoint)
     assert report.is_healthy
     assert report.stages[0].dtype == "float16"
-    assert report.sizes == ("weights: text_encoder 0.0 GiB, transformer 0.0 GiB",)
+    assert any(line.startswith("dit       0") for line in report.sizes)
     small = Accelerator("NVIDIA small", (8, 6), GIB)
-    assert (
-        "the model needs 1.1 GiB, cuda:0 has 1.0: --offload=model"
-        in problems(examine(machine(small), ["dit"], checkpoint))[0]
-    )
+    (said,) = problems(examine(machine(small), ["dit"], checkpoint))
+    assert said.startswith("1.0 GiB are 0.1 GiB too few: dit 1.1 GiB")
     monkeypatch.setenv("QUARTET_DIT_ATTENTION_BACKEND", "flash")
     assert "dit: --attention-backend=flash needs a GPU" in problems(examine(Machine(packages=PACKAGES), ["dit"]))[0]

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,14 @@ def test_memory_of_the_thinker_that_the_user_has_set() -> None:
     assert 0.6 < utilization < 0.8
     kept = share_gpus(stages("30B", thinker=["--kv-cache-bytes=2147483648"]), gpus(1, 24 * GIB))
     assert kept.lines[0].startswith("note: by an estimate on the safe side 24.0 GiB are ")
+    assert "--max-running-requests=8" in kept.stages[1].flags, "the others take no more for it"
+    little = share_gpus(stages("30B", thinker=["--gpu-memory-utilization=0.3"]), gpus(1, 95 * GIB))
+    assert "=0.3 is less than the weights take: give" in little.lines[-1]
+    long = ["--kv-cache-bytes=2147483648", "--max-context-tokens=32768"]
+    assert (
+        "which --max-context-tokens=32768 exceeds"
+        in share_gpus(stages("30B", thinker=long), gpus(1, 95 * GIB)).lines[-1]
+    )
     few = stages("30B", thinker=["--kv-cache-bytes=4294967296", "--gpu-memory-utilization=0.7"])
     kept = share_gpus(few, gpus(1, 95 * GIB)).stages[0].flags
     assert list(kept[:2]) == few[0].flags
@@ -156,7 +165,8 @@ def test_memory_of_other_programs_is_left_to_them() -> None:
     assert 8 * GIB < freed <= 10 * GIB  # the rest is the states'
     one_full = Gpus((80 * GIB, 80 * GIB), (70 * GIB, 0))
     assert "--device=cuda:1" in share_gpus(stages("7B"), one_full).stages[0].flags
-    with pytest.raises(LaunchError, match=r"80.0 GiB, of which other programs have 70.0, are .* GiB too few"):
+    busy = r"80.0 GiB, of which other programs have 70.0, are .* GiB too few.*; end what else runs on the GPUs"
+    with pytest.raises(LaunchError, match=busy):
         share_gpus(stages("7B"), gpus(1, 80 * GIB, taken_bytes=70 * GIB))
 
 
@@ -193,14 +203,21 @@ def test_a_plan_is_shown_and_nothing_starts(tiny_checkpoint: Path, monkeypatch: 
 
 
 def test_devices_that_are_set() -> None:
-    moved = share_gpus(stages("30B", thinker=["--device=cuda:1"]), gpus(2, 95 * GIB))
-    assert not moved.stages[1].flags or "--device=cuda:1" not in moved.stages[1].flags, "speech is on the other one"
+    moved = share_gpus(stages("30B", thinker=["--device=cuda:1"]), gpus(2, 95 * GIB)).stages
+    devices = [stage_settings(stage.kind, "x", stage.flags).device for stage in moved]
+    assert [device.replace("auto", "cuda:0") for device in devices] == ["cuda:1", "cuda:0", "cuda:0"]
     with pytest.raises(LaunchError, match="thinker: --device=cuda:2: there are 2 GPUs; give auto, cpu, cuda or cuda:N"):
         share_gpus(stages("30B", thinker=["--device=cuda:2"]), gpus(2, 95 * GIB))
     with pytest.raises(LaunchError, match="talker: --device=cuda:x: there are 2 GPUs"):
         share_gpus(stages("30B", talker=["--device=cuda:x"]), gpus(2, 95 * GIB))
     auto = share_gpus(stages("30B", talker=["--device=auto"]), gpus(2, 95 * GIB)).stages[1]
     assert stage_settings("talker", "x", auto.flags).device == "cuda:1", "the plan's flag is the last"
+    full = Gpus((80 * GIB, 80 * GIB), (70 * GIB, 0))
+    cuda = share_gpus(stages("7B", thinker=["--device=cuda"]), full).stages[0]
+    assert stage_settings("thinker", "x", cuda.flags).device == "cuda:1", "cuda is any of them"
+    set_memory = stages("30B", thinker=["--gpu-memory-utilization=0.7"], talker=["--device=cuda:5"])
+    with pytest.raises(LaunchError, match="talker: --device=cuda:5: there are 2 GPUs"):
+        share_gpus(set_memory, gpus(2, 95 * GIB))
     crowded = {"talker": ["--device=cuda:0"], "code2wav": ["--device=cuda:0"], "thinker": ["--device=cuda:0"]}
     with pytest.raises(LaunchError, match="it fits without --device"):
         share_gpus(stages("30B", **crowded), gpus(2, 80 * GIB))
@@ -229,10 +246,33 @@ def test_a_dit_has_a_share(tmp_path: Path) -> None:
     assert list(beside[-1].flags) == ["--device=cuda:3"]
     ranks = share_gpus([*stages("30B"), *painter(tmp_path, "--context-parallel=ulysses=2")], gpus(4, 95 * GIB))
     assert not any("device" in flag for flag in ranks.stages[-1].flags), "which a group of ranks refuses"
+    with pytest.raises(LaunchError, match="context_parallel needs 2 GPUs, of which there are 1"):
+        share_gpus(painter(tmp_path, "--context-parallel=ulysses=2"), gpus(1, 24 * GIB))
+    with pytest.raises(LaunchError, match=r"GPU 0: .* GiB too few: dit .*it fits on 2 GPUs"):
+        share_gpus(painter(tmp_path, "--context-parallel=ulysses=2"), gpus(2, GIB))
+    with pytest.raises(LaunchError, match="--device=cuda:1 is one GPU, and context_parallel needs several"):
+        share_gpus(painter(tmp_path, "--context-parallel=ulysses=2", "--device=cuda:1"), gpus(2, 24 * GIB))
     with pytest.raises(LaunchError, match="GiB too few: dit "):
         share_gpus(painter(tmp_path), gpus(1, GIB))
     shared = [*stages("30B"), PlannedStage("encoder", "encoder", str(tmp_path), ())]
     assert any(line.startswith("encoder") for line in share_gpus(shared, gpus(1, 140 * GIB)).lines)
+
+
+def test_a_large_dit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "cli.gpu_plan.pipeline_weights", lambda model: {"transformer": 40 * GIB, "text_encoder": 13 * GIB}
+    )
+    dit = PlannedStage("dit", "dit", "large", ())
+    with pytest.raises(LaunchError, match="this fits: --dit-arg=--offload=model"):
+        share_gpus([dit], gpus(1, 48 * GIB))
+    small = replace(dit, flags=["--quantization=bitsandbytes-4bit", "--offload=model"])
+    assert share_gpus([small], gpus(1, 24 * GIB)).lines
+    apart = share_gpus([*stages("30B"), dit], gpus(3, int(79.6 * GIB)))
+    assert max(taken(apart.stages[:3], int(79.6 * GIB), 3).values()) < 79.6 * GIB
+    crowd = share_gpus(
+        [*stages("30B"), replace(dit, flags=["--offload=group"]), replace(dit, kind="encoder")], gpus(2, 95 * GIB)
+    )
+    assert crowd.lines
 
 
 def test_what_is_not_known_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +288,22 @@ def test_what_is_not_known_is_not_shared_out(monkeypatch: pytest.MonkeyPatch) ->
     assert share_gpus(stages("30B"), gpus(1, 24 * GIB)).lines == ("GPU memory is not shared out: nobody knows",)
 
 
+def test_unequal_gpus_of_one_thinker() -> None:
+    """vLLM stops where its share of a GPU is not free there."""
+    uneven = Gpus((24 * GIB, 80 * GIB, 24 * GIB), (0, 58 * GIB, 0))
+    launch = share_gpus(stages("7B", thinker=["--tensor-parallel-size=2"]), uneven)
+    settings = stage_settings("thinker", "x", launch.stages[0].flags)
+    for gpu in range(settings.tensor_parallel_size):
+        given = settings.gpu_memory_utilization * uneven.memory[gpu]
+        assert given + CONTEXT_BYTES <= uneven.memory[gpu] - uneven.taken[gpu]
+
+
 def test_a_remedy_is_for_stages_that_there_are() -> None:
+    with pytest.raises(LaunchError, match="it fits without --tensor-parallel-size"):
+        share_gpus(stages("30B", thinker=["--tensor-parallel-size=1"]), gpus(4, 45 * GIB))
+    decoder = stages("30B", talker=["--device=cpu"], code2wav=["--max-running-requests=32"])[1:]
+    with pytest.raises(LaunchError, match=r"this fits: --code2wav-arg=--max-running-requests=8$"):
+        share_gpus(decoder, gpus(1, 4 * GIB))
     spoken = [stage for stage in stages("30B") if stage.kind != "thinker"]
     with pytest.raises(LaunchError, match=r"this fits: --talker-arg=--max-running-requests=\d --talker-arg=[^ ]*$"):
         share_gpus(spoken, gpus(1, 11 * GIB))

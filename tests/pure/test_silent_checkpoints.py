@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cli.budget import GIB, Demand, Gpus, best, layouts
+from cli.budget import GIB, Demand, Gpus
 from cli.budget_report import lines
 from cli.check import check_model
 from cli.doctor.fit import stages_of
+from cli.layouts import best, layouts
 from cli.plan import PIPELINE, UsageError, pipeline_for
 from cli.sizes import read_sizes
 from services.code2wav.family import load_decoder
