@@ -23,6 +23,9 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="show the end of the lo
 Pipeline = Annotated[
     Path | None, typer.Option(help="YAML file, or name of a shipped one; default: that of the model's family")
 ]
+ShowPlan = Annotated[
+    bool, typer.Option("--plan", help="print what would be started, and each stage's share of the GPUs; start nothing")
+]
 ApiKeysFile = Annotated[
     Path | None, typer.Option(help="YAML of API keys, as `quartet key` prints them; needed by any other --host")
 ]
@@ -88,10 +91,7 @@ def up(
         Path | None, typer.Option(help="directory for logs and state.json; default: a temporary one")
     ] = None,
     verbose: Verbose = False,
-    plan: Annotated[
-        bool,
-        typer.Option("--plan", help="print what would be started, and each stage's share of the GPUs; start nothing"),
-    ] = False,
+    plan: ShowPlan = False,
     thinker_arg: StageFlags = None,
     talker_arg: StageFlags = None,
     code2wav_arg: StageFlags = None,
