@@ -27,7 +27,7 @@ class Setup(TypedDict, total=False):
     Attributes:
         pipeline: YAML file, or name of a shipped one; default: that of the model's family, or of `address`.
         dit_model: checkpoint of a dit beside other stages.
-        stages: settings of stages to start, by kind: {"thinker": {"max_model_len": 8192}}; see docs/services.md.
+        stages: settings of stages to start, by kind: {"thinker": {"max_context_tokens": 8192}}; see docs/services.md.
         run_directory: for logs and state.json; default: a temporary one.
         address: running stages: {"thinker": "host:port", ...} by name, or a directory of `quartet up --run-dir`.
         tls: certificates for the stages.

@@ -333,6 +333,14 @@ def test_devices_are_asked_for_in_another_process(
             module.gpus()
 
 
+@pytest.mark.gpu
+def test_this_machines_gpus() -> None:
+    found = gpu_query.gpus()
+    memory = [torch.cuda.get_device_properties(gpu).total_memory for gpu in range(torch.cuda.device_count())]
+    assert list(found.memory) == memory
+    assert all(0 < found.usable(gpu) < memory[gpu] for gpu in range(len(memory)))
+
+
 def test_the_command_line_imports_no_torch() -> None:
     program = "import sys, cli.supervisor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
