@@ -83,6 +83,8 @@ class ConfigSection(dict[str, Any]):
     def __init__(self, members: Mapping[str, Any], place: str) -> None:
         self._place = place
         for name, value in members.items():
+            if value is None and name.endswith("_config"):
+                continue  # a part that the model has not
             if isinstance(value, dict):
                 value = ConfigSection(cast("dict[str, Any]", value), f"{place}{name}.")
             self[name] = value

@@ -16,7 +16,7 @@ from cli.layouts import best, layouts
 from cli.main import app
 from cli.sizes import BudgetError, read_sizes
 from services.families.qwen3_omni.budget import PUBLISHED, sizes
-from services.registry import family_of
+from services.registry import family_of, read_config
 from tests.support.weights.checkpoints import tts_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
@@ -236,6 +236,14 @@ def test_a_model_without_a_thinker() -> None:
     assert [share.stage for share in budget.shares] == ["talker", "code2wav"]
     assert budget.shares[1].gpus == (1,)
     assert not any("THINKER" in name for name in budget.settings)
+
+
+def test_a_part_of_the_config_that_is_null_is_missing(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"token2wav_config": null, "talker_config": {"width": null}}')
+    config = read_config(tmp_path)
+    assert config["talker_config"]["width"] is None
+    with pytest.raises(ValueError, match=r"config.json: token2wav_config is missing"):
+        config["token2wav_config"]
 
 
 def test_a_stage_that_a_family_lacks_names_the_pipeline_without_it():
