@@ -64,7 +64,7 @@ def share_gpus(stages: Sequence[PlannedStage], there: Gpus) -> Launch:
         if not sets_thinker_memory(settings):
             raise LaunchError(str(error)) from None
         beside = {kind: each for kind, each in settings.items() if kind != "thinker"}
-        found = planned(beside, Gpus.alike(1 << 60), thinker_on_cpu=True)
+        found = planned(beside, Gpus.alike(1 << 60, len(there.memory)), thinker_on_cpu=True)
         return Launch(_with_flags(stages, found), (f"note: by an estimate on the safe side {error}",))
     except LayoutError as error:
         raise LaunchError(str(error)) from None

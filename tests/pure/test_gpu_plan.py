@@ -137,6 +137,8 @@ def test_memory_of_the_thinker_that_the_user_has_set() -> None:
     kept = share_gpus(stages("30B", thinker=["--kv-cache-bytes=2147483648"]), gpus(1, 24 * GIB))
     assert kept.lines[0].startswith("note: by an estimate on the safe side 24.0 GiB are ")
     assert "--max-running-requests=8" in kept.stages[1].flags, "the others take no more for it"
+    beside = stages("30B", thinker=["--kv-cache-bytes=2147483648"], talker=["--device=cuda:1"])
+    assert share_gpus(beside, gpus(2, 24 * GIB)).lines[0].startswith("note: ")
     little = share_gpus(stages("30B", thinker=["--gpu-memory-utilization=0.3"]), gpus(1, 95 * GIB))
     assert "=0.3 is less than the weights take: give" in little.lines[-1]
     long = ["--kv-cache-bytes=2147483648", "--max-context-tokens=32768"]
