@@ -51,7 +51,7 @@ chromium:  ## a browser for the tests of the page, on Debian as root; without on
 
 test-long: $(READY)  ## the rest: benchmark commands, others' realtime clients, two hosts, video and sound, every transport and family through whole systems, compilation
 	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadscope --no-loadscope-reorder tests/pure tests/stage tests/system $(TEST_LONG)
-	$(BIN)/python -m pytest -m long tests/long $(TEST_LONG)
+	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile tests/long $(TEST_LONG)
 
 # Where the path or pyenv has them. What needs an engine is skipped there: torch's CPU builds may not be at hand.
 OTHER_PYTHONS ?= 3.12 3.13
