@@ -89,6 +89,11 @@ class Demand:
     diffusion: Mapping[str, int] = field(default_factory=dict)
     dit_gpus: int = 1
 
+    @property
+    def decoded_streams(self) -> int:
+        """Of code2wav."""
+        return self.streams if self.decoder_streams is None else self.decoder_streams
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -155,7 +160,7 @@ def share_out(sizes: Sizes, gpus: Gpus, demand: Demand, layout: Layout = Layout(
         settings["TALKER_MAX_RUNNING_REQUESTS"] = str(demand.streams)
         settings["TALKER_MAX_CONTEXT_POSITIONS"] = str(demand.talker_positions)
     if "code2wav" in sizes.weights:
-        settings["CODE2WAV_MAX_RUNNING_REQUESTS"] = str(_decoder_streams(demand))
+        settings["CODE2WAV_MAX_RUNNING_REQUESTS"] = str(demand.decoded_streams)
     if "thinker" not in sizes.weights:
         return Budget(gpus, layout, others, 0, settings)
     tightest = min(layout.thinker, key=lambda gpu: left[gpu])
@@ -177,7 +182,7 @@ def _thinker(
     """Its share of the `left` bytes of the tightest of its GPUs, and the tokens of its KV cache."""
     ranks, stored = len(layout.thinker), sizes.weights["thinker"]
     weights = (stored - sizes.unsplit) // ranks + sizes.unsplit
-    step = _scaled(THINKER_STEP_BYTES, stored, THINKER_LARGE_BYTES)
+    step = scaled(THINKER_STEP_BYTES, stored, THINKER_LARGE_BYTES)
     working = step + CONTEXT_BYTES + (THINKER_PEER_BYTES if ranks > 1 else 0)
     kv_per_token = _kv_per_token(sizes, layout)
     per_token = kv_per_token + sizes.states_per_token  # the first GPU keeps the states besides
@@ -213,11 +218,8 @@ def _blocks(tokens: int) -> int:
     return -(-tokens // KV_BLOCK_TOKENS) * KV_BLOCK_TOKENS
 
 
-def _decoder_streams(demand: Demand) -> int:
-    return demand.streams if demand.decoder_streams is None else demand.decoder_streams
-
-
-def _scaled(size: int, weights: int, large: int) -> int:
+def scaled(size: int, weights: int, large: int) -> int:
+    """What a model of `weights` takes of the `size` that one of `large` and more bytes does."""
     return int(size * min(1.0, max(0.1, weights / large)))
 
 
@@ -225,7 +227,7 @@ def other_shares(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, .
     """Of all stages but the thinker."""
     shares = [_SHARES[stage](sizes, demand, layout.others[stage]) for stage in _SHARES if stage in sizes.weights]
     for stage, size in demand.diffusion.items():
-        shares.append(Share(stage, layout.others[stage], 0, 0, size, "an estimate by its weights"))
+        shares.append(Share(stage, layout.others[stage], 0, 0, size, "weights and working together"))
     return tuple(shares)
 
 
@@ -233,7 +235,7 @@ def _talker(sizes: Sizes, demand: Demand, gpus: tuple[int, ...]) -> Share:
     streams, positions, stored = demand.streams, demand.talker_positions, sizes.weights["talker"]
     lengths = max(0, (positions - 1).bit_length() - (TALKER_SHORTEST_GRAPH - 1).bit_length()) + 1
     graphs = _rows(streams).bit_length() * (lengths + 1) * TALKER_GRAPH_BYTES  # one more for requests with many codes
-    working = CONTEXT_BYTES + _scaled(TALKER_ENGINE_BYTES + graphs, stored, TALKER_LARGE_BYTES)
+    working = CONTEXT_BYTES + scaled(TALKER_ENGINE_BYTES + graphs, stored, TALKER_LARGE_BYTES)
     cache = streams * positions * sizes.talker_kv_per_position
     return Share(
         "talker",
@@ -246,10 +248,10 @@ def _talker(sizes: Sizes, demand: Demand, gpus: tuple[int, ...]) -> Share:
 
 
 def _code2wav(sizes: Sizes, demand: Demand, gpus: tuple[int, ...]) -> Share:
-    streams, stored = _decoder_streams(demand), sizes.weights["code2wav"]
+    streams, stored = demand.decoded_streams, sizes.weights["code2wav"]
     graphs = _rows(streams).bit_length() * CODE2WAV_FRAME_SIZES * CODE2WAV_GRAPH_BYTES
     engine = CODE2WAV_ENGINE_BYTES + graphs + _rows(streams) * CODE2WAV_STEP_BYTES
-    working = CONTEXT_BYTES + _scaled(engine, stored, CODE2WAV_LARGE_BYTES)
+    working = CONTEXT_BYTES + scaled(engine, stored, CODE2WAV_LARGE_BYTES)
     return Share("code2wav", gpus, stored, working, streams * CODE2WAV_STREAM_BYTES, f"the past of {streams} streams")
 
 

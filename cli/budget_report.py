@@ -50,7 +50,11 @@ def settings_by_stage(budget: Budget) -> dict[str, dict[str, str]]:
         place = {"device": f"cuda:{share.gpus[0]}"} if len(share.gpus) == 1 else {}
         if share.stage == "thinker":
             place["tensor_parallel_size"] = str(len(share.gpus))
-        own = {name.removeprefix(prefix).lower(): value for name, value in budget.settings.items() if prefix in name}
+        own = {
+            name.removeprefix(prefix).lower(): value
+            for name, value in budget.settings.items()
+            if name.startswith(prefix)
+        }
         by_stage[share.stage] = place | own
     return by_stage
 
@@ -59,7 +63,12 @@ def up_flags(budget: Budget) -> Iterator[str]:
     """Yields flags of `quartet up`."""
     for stage, settings in settings_by_stage(budget).items():
         for name, value in settings.items():
-            yield f"--{stage}-arg=--{name.replace('_', '-')}={value}"
+            yield f"--{stage}-arg={flag(name, value)}"
+
+
+def flag(setting: str, value: str) -> str:
+    """A stage's flag for a setting."""
+    return f"--{setting.replace('_', '-')}={value}"
 
 
 def table(sizes: Sizes, demand: Demand) -> Iterator[str]:

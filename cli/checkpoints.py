@@ -45,15 +45,15 @@ def check_hub(flag: str, model: str, config_file: str) -> None:
 
 def _missing_bytes(model: str, cache: Path) -> Iterator[int]:
     """Sizes of weights that are not in the cache."""
-    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
     if not hub.is_reached():
         return
     try:
-        siblings = HfApi().model_info(model, files_metadata=True, timeout=10).siblings or []
+        sizes = hub.file_sizes(model)
     except Exception:  # not reached; what is here may be all that is needed
         return
-    for file in siblings:
-        here = isinstance(try_to_load_from_cache(model, file.rfilename, cache_dir=cache), str)
-        if file.rfilename.endswith(".safetensors") and not here:
-            yield file.size or 0
+    for file, size in sizes.items():
+        here = isinstance(try_to_load_from_cache(model, file, cache_dir=cache), str)
+        if file.endswith(".safetensors") and not here:
+            yield size

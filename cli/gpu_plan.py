@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cli.budget import CONTEXT_BYTES, GIB, MIB, Budget, Demand, Gpus
-from cli.budget_report import GPUS, MOST_GPUS, settings_by_stage, share_lines
+from cli.budget import CONTEXT_BYTES, GIB, MIB, Budget, Demand, Gpus, scaled
+from cli.budget_report import GPUS, MOST_GPUS, flag, settings_by_stage, share_lines
 from cli.check import check, stage_settings
 from cli.gpus import gpus
 from cli.layouts import LayoutError, best
@@ -57,6 +57,8 @@ def plan(options: LaunchOptions, *, starts: bool = True) -> Launch:
 
 def share_gpus(stages: Sequence[PlannedStage], there: Gpus) -> Launch:
     """Raises LaunchError: the stages do not fit on the GPUs that are there."""
+    if not there.memory:
+        return Launch(stages)
     settings = {stage.kind: stage_settings(stage.kind, stage.model, stage.flags) for stage in stages}
     try:
         found = planned(settings, there, thinker_on_cpu=vllm_is_for_cpus())
@@ -90,7 +92,7 @@ def _with_flags(stages: Sequence[PlannedStage], found: Plan | None) -> Sequence[
 
 
 def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -> Plan | None:
-    """Shares for stages with these settings, by their kinds; None: none of them is on a GPU.
+    """Shares for stages with these settings, by their kinds, on one GPU or more; None: none of them is on a GPU.
 
     Raises:
         TooLittleMemory: they do not fit; says the smallest change that does.
@@ -100,7 +102,7 @@ def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -
     on_gpus = {kind: each for kind, each in settings.items() if each.device != "cpu"}
     if thinker_on_cpu:
         on_gpus.pop("thinker", None)
-    if not on_gpus or not there.memory:
+    if not on_gpus:
         return None
     demand, sizes, pinned = _demand(on_gpus), _sizes(on_gpus), _pinned(on_gpus, len(there.memory))
     ranks = _set(settings.get("thinker"), "tensor_parallel_size")
@@ -143,20 +145,17 @@ def dit_bytes(weights: Mapping[str, int], settings: Any) -> int:
         if settings.encoders == "own" or not _is_encoder(name)
     }
     resident = {"none": sum(here.values()), "model": max(here.values(), default=0)}.get(settings.offload, 0)
-    return resident + CONTEXT_BYTES + _step(DIT_STEP_BYTES, here)
+    return resident + CONTEXT_BYTES + scaled(DIT_STEP_BYTES, sum(here.values()), DIFFUSION_LARGE_BYTES)
 
 
 def _encoder_bytes(weights: Mapping[str, int]) -> int:
     here = {name: size for name, size in weights.items() if _is_encoder(name)}
-    return sum(here.values()) + CONTEXT_BYTES + _step(ENCODER_STEP_BYTES, here)
+    resident = sum(here.values())
+    return resident + CONTEXT_BYTES + scaled(ENCODER_STEP_BYTES, resident, DIFFUSION_LARGE_BYTES)
 
 
 def _is_encoder(name: str) -> bool:
     return "encoder" in name  # text_encoder_2, vision_language_encoder
-
-
-def _step(size: int, weights: Mapping[str, int]) -> int:
-    return int(size * min(1.0, max(0.1, sum(weights.values()) / DIFFUSION_LARGE_BYTES)))
 
 
 def _demand(settings: Mapping[str, Any]) -> Demand:
@@ -234,7 +233,7 @@ def _remedies(
         )
         if _fits(sizes, there, less, ranks, pinned):
             before, now = (_flags_of_load(each, sizes) for each in (demand, less))
-            if changed := [flag for flag in now if flag not in before]:
+            if changed := [each for each in now if each not in before]:
                 yield f"this fits: {' '.join(changed)}"
     machines = ((count * mib, count, name) for name, mib in GPUS.items() for count in range(1, MOST_GPUS + 1))
     for memory_mib, count, name in sorted(machines):
@@ -243,15 +242,14 @@ def _remedies(
 
 
 def _flags_of_load(demand: Demand, sizes: Sizes) -> list[str]:
-    decoder_streams = demand.streams if demand.decoder_streams is None else demand.decoder_streams
     flags = [
         ("thinker", f"--max-context-tokens={demand.context_tokens}"),
         ("talker", f"--max-running-requests={demand.streams}"),
         ("talker", f"--max-context-positions={demand.talker_positions}"),
     ]
     if demand.decoder_streams is not None or "talker" not in sizes.weights:  # else it follows the talker's
-        flags.append(("code2wav", f"--max-running-requests={decoder_streams}"))
-    return [f"--{stage}-arg={flag}" for stage, flag in flags if stage in sizes.weights]
+        flags.append(("code2wav", f"--max-running-requests={demand.decoded_streams}"))
+    return [f"--{stage}-arg={each}" for stage, each in flags if stage in sizes.weights]
 
 
 def _fits(sizes: Sizes, there: Gpus, *demand: Any) -> bool:
@@ -272,7 +270,7 @@ def _flags(budget: Budget, kind: str, settings: Any, demand: Demand) -> Iterator
     defaults = {"device": "cuda:0", "tensor_parallel_size": "1"}
     for name, value in settings_by_stage(budget).get(kind, {}).items():
         if name not in left_out and defaults.get(name) != value:
-            yield f"--{name.replace('_', '-')}={value}"
+            yield flag(name, value)
 
 
 def _unused(budget: Budget) -> Iterator[str]:

@@ -29,6 +29,15 @@ def _fetch(model: str, file: str) -> Path | Exception:
 
 
 @cache
+def file_sizes(model: str) -> dict[str, int]:
+    """Bytes of each file of a repository, asked for once a process. Raises whatever the hub's client raises."""
+    from huggingface_hub import HfApi
+
+    files = HfApi().model_info(model, files_metadata=True, timeout=10).siblings or []
+    return {file.rfilename: file.size or 0 for file in files}
+
+
+@cache
 def is_reached() -> bool:
     """Whether the hub takes connections; assumed behind a proxy."""
     from huggingface_hub import constants

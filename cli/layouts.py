@@ -29,8 +29,8 @@ def layouts(
         raise LayoutError(f"dit: context_parallel needs {demand.dit_gpus} GPUs, of which there are {count}")
     others = [stage for stage in OTHERS if stage in sizes.weights or stage in demand.diffusion]
     if "thinker" not in sizes.weights:
-        for place in (_in_turn, _by_need) if others else ():
-            yield Layout((), place(others, gpus.roomiest, sizes, gpus, demand, pinned))
+        for places in _places(others, gpus.roomiest, sizes, gpus, demand, pinned) if others else ():
+            yield Layout((), places)
         return
     splits = [1 << n for n in range(count.bit_length()) if sizes.heads % (1 << n) == 0]
     if "thinker" in pinned:
@@ -42,42 +42,32 @@ def layouts(
             thinker = (pinned.get("thinker", (free or gpus.roomiest)[0]),)
         rest = [gpu for gpu in gpus.roomiest if gpu not in thinker] if apart else [thinker[0]]
         if ranks in (None, split) and rest and (others or not apart):
-            yield Layout(thinker, _in_turn(others, rest, sizes, gpus, demand, pinned))
-            if len(rest) > 1:
-                yield Layout(thinker, _by_need(others, rest, sizes, gpus, demand, pinned))
+            for places in _places(others, rest, sizes, gpus, demand, pinned):
+                yield Layout(thinker, places)
 
 
-def _in_turn(
+def _places(
     others: Sequence[str], rest: Sequence[int], sizes: Sizes, gpus: Gpus, demand: Demand, pinned: Mapping[str, int]
-) -> dict[str, tuple[int, ...]]:
-    """A GPU of `rest` for each stage, as far as they go; then the last."""
-    fixed = _fixed(others, demand, pinned)
-    chosen = [stage for stage in others if stage not in fixed]
-    return {stage: (rest[min(i, len(rest) - 1)],) for i, stage in enumerate(chosen)} | fixed
+) -> Iterator[dict[str, tuple[int, ...]]]:
+    """GPUs of `rest` for the stages that are not set to one.
 
-
-def _by_need(
-    others: Sequence[str], rest: Sequence[int], sizes: Sizes, gpus: Gpus, demand: Demand, pinned: Mapping[str, int]
-) -> dict[str, tuple[int, ...]]:
-    """The stage that takes most first, each on the GPU of `rest` with most room left."""
-    fixed = _fixed(others, demand, pinned)
-    needs = {share.stage: share.total for share in other_shares(sizes, demand, Layout((), dict.fromkeys(others, (0,))))}
-    left = {gpu: gpus.usable(gpu) - sum(needs[s] for s, on in fixed.items() if gpu in on) for gpu in rest}
-    places = dict(fixed)
-    for stage in sorted(others, key=lambda stage: -needs[stage]):
-        if stage not in places:
-            roomiest = max(left, key=lambda gpu: left[gpu])
-            left[roomiest] -= needs[stage]
-            places[stage] = (roomiest,)
-    return places
-
-
-def _fixed(others: Sequence[str], demand: Demand, pinned: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    """Places that are set: those of `pinned`, and of a dit's ranks."""
+    First one each, as far as they go, then the last; then the stage that takes most on the GPU with most room left.
+    """
     fixed: dict[str, tuple[int, ...]] = {stage: (pinned[stage],) for stage in others if stage in pinned}
     if demand.dit_gpus > 1:
         fixed["dit"] = tuple(range(demand.dit_gpus))
-    return fixed
+    chosen = [stage for stage in others if stage not in fixed]
+    yield {stage: (rest[min(i, len(rest) - 1)],) for i, stage in enumerate(chosen)} | fixed
+    if len(rest) == 1:
+        return
+    needs = {share.stage: share.total for share in other_shares(sizes, demand, Layout((), dict.fromkeys(others, (0,))))}
+    left = {gpu: gpus.usable(gpu) - sum(needs[stage] for stage, on in fixed.items() if gpu in on) for gpu in rest}
+    places = dict(fixed)
+    for stage in sorted(chosen, key=lambda stage: -needs[stage]):
+        roomiest = max(left, key=lambda gpu: left[gpu])
+        left[roomiest] -= needs[stage]
+        places[stage] = (roomiest,)
+    yield places
 
 
 def best(

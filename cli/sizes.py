@@ -116,13 +116,17 @@ def read_header(path: Path) -> dict[str, Any]:
 
 
 def _hub(model: str) -> tuple[ConfigSection, Iterable[tuple[str, int]]]:
-    """Of a checkpoint on the hub; of what has been fetched, if the hub is out of reach. Raises ValueError."""
+    """Of a checkpoint on the hub; of what has been fetched, if that is whole or the hub is out of reach.
+
+    Raises:
+        ValueError: the hub does not say.
+    """
     from huggingface_hub import constants, get_safetensors_metadata
 
     try:
         folder = hub.fetched(model, "config.json").parent
         config = read_config(folder)
-        if constants.HF_HUB_OFFLINE or not hub.is_reached():
+        if constants.HF_HUB_OFFLINE or _is_whole(folder) or not hub.is_reached():
             return config, tensor_bytes(folder)
         files = get_safetensors_metadata(model).files_metadata.values()
     except Exception as error:  # the hub's client and its HTTP library have no other class in common
@@ -131,19 +135,27 @@ def _hub(model: str) -> tuple[ConfigSection, Iterable[tuple[str, int]]]:
     return config, [(name, tensor.data_offsets[1] - tensor.data_offsets[0]) for name, tensor in stored]
 
 
+def _is_whole(folder: Path) -> bool:
+    """Whether all files of weights have been fetched into a snapshot: then a start asks the hub for no headers."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return (folder / "model.safetensors").is_file()
+    return all((folder / file).is_file() for file in set(json.loads(index.read_text())["weight_map"].values()))
+
+
 def _hub_folders(model: str) -> dict[str, int]:
     """Sizes of the safetensors files in each folder of a repository. Raises ValueError."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or not hub.is_reached():
         raise ValueError("the hub, which knows its size, is out of reach")
     try:
-        files = HfApi().model_info(model, files_metadata=True, timeout=10).siblings or []
+        files = hub.file_sizes(model)
     except Exception as error:
         raise ValueError(hub_fault(error)) from None
     sizes: Counter[str] = Counter()
-    for file in files:
-        folder, _, name = file.rfilename.rpartition("/")
+    for file, size in files.items():
+        folder, _, name = file.rpartition("/")
         if folder and name.endswith(".safetensors") and _VARIANT not in name:
-            sizes[folder] += file.size or 0
+            sizes[folder] += size
     return dict(sizes)

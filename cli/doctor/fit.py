@@ -54,6 +54,8 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
     if thinker is not None and (for_cpus or place(machine, thinker.device)[0] == "cpu"):
         lines, findings = _host(machine, read_sizes(model).weights)
         findings = (*findings, *_refused_on_cpu(thinker, model))
+    if not machine.devices:
+        return lines, findings
     there = of_devices([(device.accelerator.memory_bytes, device.free_bytes) for device in machine.devices])
     try:
         found = planned(settings, there, thinker_on_cpu=for_cpus)

@@ -21,7 +21,6 @@ class EventBuffer:
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Event]] = deque()
         self._count = 0  # that were put since the last was taken
-        self._is_full = False  # a writer waits for `_room`
         self._loop = asyncio.get_running_loop()
         # Of the one reader, while it waits: an asyncio.Event would cost a twentieth of a text answer's CPU.
         self._came: asyncio.Future[None] | None = None
@@ -30,7 +29,6 @@ class EventBuffer:
     async def put(self, index: int, event: Event) -> None:
         """Adds an event of answer `index` when there is room."""
         while self._count >= _MAX_WAITING:
-            self._is_full = True
             self._room.clear()
             await self._room.wait()
         self.put_now(index, event)
@@ -51,8 +49,7 @@ class EventBuffer:
             return None
         first = self._waiting.popleft()
         self._count = len(self._waiting)
-        if self._is_full:
-            self._is_full = False
+        if not self._room.is_set():
             self._room.set()
         return first
 

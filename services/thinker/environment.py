@@ -39,13 +39,13 @@ def configure(settings: ThinkerSettings) -> None:
     visible = device.visible_devices(
         settings.device,
         settings.tensor_parallel_size,
-        for_cpus=device.vllm_is_for_cpus(),
+        for_cpus=cpu.vllm_is_for_cpus(),
         cuda_devices=torch.cuda.device_count(),  # by NVML: CUDA, which reads the variable once, stays untouched
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
     if visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
-    if device.vllm_is_for_cpus() and (lacks := cpu.lacks()):
+    if cpu.vllm_is_for_cpus() and (lacks := cpu.lacks()):
         raise ValueError(lacks)
     os.environ[_LOG_LEVEL] = settings.log_level  # for vLLM's processes, which are not given the flags
     for name, value in defaults(settings).items():
@@ -67,10 +67,10 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
     if not device.has_flashinfer_kernels():
         # vLLM's sampler would compile FlashInfer's when they are first used, for minutes, and die where it cannot
         variables[device.SAMPLER_VARIABLE] = "0"
-    if settings.compile != "on" and device.vllm_is_for_cpus():
+    if settings.compile != "on" and cpu.vllm_is_for_cpus():
         # vLLM's sampler compiles a few small functions when they are first used, which stops a CPU for 15 s
         variables["TORCHDYNAMO_DISABLE"] = "1"
-    if settings.tensor_parallel_size > 1 and device.vllm_is_for_cpus():
+    if settings.tensor_parallel_size > 1 and cpu.vllm_is_for_cpus():
         # vLLM's own choice is a NUMA node for each process, and an error where there are fewer
         variables["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(
             sorted(os.sched_getaffinity(0)), settings.tensor_parallel_size

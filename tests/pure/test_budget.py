@@ -214,6 +214,16 @@ def test_sizes_are_the_checkpoints(tiny_checkpoint):
     assert CliRunner().invoke(app, ["budget"]).exit_code == 2
 
 
+def test_a_model_of_the_hub_that_has_been_fetched_is_read_here(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+    def reached() -> bool:
+        raise AssertionError("the hub was asked")
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("cli.hub.fetched", lambda model, file: tiny_checkpoint / file)
+    monkeypatch.setattr("cli.hub.is_reached", reached)
+    assert read_sizes("some/model") == read_sizes(str(tiny_checkpoint))
+
+
 def test_no_such_checkpoint(tmp_path):
     with pytest.raises(BudgetError, match="--model"):
         read_sizes(str(tmp_path))

@@ -10,7 +10,7 @@ from pathlib import Path
 from services.common.engine.process import end_with_parent, lower_engine_priority
 from services.common.telemetry import logs
 from services.registry import families
-from services.thinker.device import vllm_is_for_cpus
+from services.thinker.cpu import vllm_is_for_cpus
 
 SCRATCH_DIR = "QUARTET_SCRATCH_DIR"
 """Environment variable: directory to remove when the process that made it is gone."""
