@@ -38,7 +38,7 @@ class SessionHandler:
         self.session = session
         self.conversation = Conversation(MAX_ITEMS, gateway.settings.max_realtime_bytes)
         self.buffer = InputBuffer(session.input_format)
-        self.active: Response | None = None
+        self._active: Response | None = None
         self._responses: dict[str, Response] = {}
         self._spoke = False
         self._listener: TurnListener | None = None
@@ -55,6 +55,12 @@ class SessionHandler:
             events.ResponseCreate: self._respond,
             events.ResponseCancel: self._cancel,
         }
+
+    @property
+    def active(self) -> Response | None:
+        """The conversation's response that goes on."""
+        # `_ended` may be late: events of the client that wait already are handled without a turn of the event loop.
+        return None if self._active is None or self._active.task.done() else self._active
 
     async def close(self) -> None:
         await asyncio.gather(self._transcriber.close(), *(response.drop() for response in self._responses.values()))
@@ -210,7 +216,7 @@ class SessionHandler:
         request = Request(prompt, metadata, conversation, self._key, self._log)
         response = Response(self._gateway, request, self._outbox, speculative)
         if not out_of_band:
-            self.active = response
+            self._active = response
             if self._listener is not None:
                 self._listener.idle_from(None)
         self._responses[response.id] = response
@@ -223,8 +229,8 @@ class SessionHandler:
     def _ended(self, response: Response) -> None:
         self._spoke = self._has_spoken()
         del self._responses[response.id]
-        if self.active is response:
-            self.active = None
+        if self._active is response:
+            self._active = None
             if self._listener is not None and not response.is_speculative:
                 self._listener.idle_from(response.played_at)
 
