@@ -32,7 +32,10 @@ STEP_SECONDS = metrics.STEP_SECONDS.labels("talker", "frame")  # prefill not cou
 STEP_BATCH = metrics.STEP_BATCH.labels("talker", "frame")
 KV_CACHE_USED = metrics.KV_CACHE_USED.labels("talker")
 
-PREFILL_CHUNK_POSITIONS = 512  # of prompts, between two frames: long prompts do not hold up frames
+# Of prompts, between two frames: long prompts do not hold up frames. On a GPU a piece takes 9 ms for the launch of its 900
+# kernels, however short it is.
+PREFILL_CHUNK_POSITIONS = 512
+GPU_PREFILL_CHUNK_POSITIONS = 2048
 
 _Output = tuple[Speech, torch.Tensor | End | StageError]
 
@@ -44,7 +47,7 @@ class TalkerEngine(ThreadedEngine):
     request that has its next text. A request whose text is late keeps its slot and sits out.
 
     Args:
-        prefill_chunk: most prompt positions of a step, of all prompts.
+        prefill_chunk: most prompt positions of a step, of all prompts; None: the device's constant.
         max_frames_ahead: unread frames of a request after which it stands still.
         on_fatal: see `ThreadedEngine`.
     """
@@ -52,13 +55,15 @@ class TalkerEngine(ThreadedEngine):
     def __init__(
         self,
         runner: TalkerRunner,
-        prefill_chunk: int = PREFILL_CHUNK_POSITIONS,
+        prefill_chunk: int | None = None,
         max_frames_ahead: int = FRAMES_IN_FLIGHT,
         on_fatal: Callable[[BaseException], object] = lambda error: None,
     ) -> None:
         super().__init__("talker", runner.model.device, on_fatal)
         self.spec, self.runner = runner.model.spec, runner
-        self._prefill_chunk, self._max_frames_ahead = prefill_chunk, max_frames_ahead
+        on_cpu = self._device.type == "cpu"
+        self._prefill_chunk = prefill_chunk or (PREFILL_CHUNK_POSITIONS if on_cpu else GPU_PREFILL_CHUNK_POSITIONS)
+        self._max_frames_ahead = max_frames_ahead
         self._staging = Staging(runner.model.device)
         self._waiting: deque[Speech] = deque()  # guarded by `changed`
         self._running: list[Speech] = []

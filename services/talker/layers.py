@@ -61,10 +61,12 @@ class PrefillAttention:
         self._cache, self._chunks = cache, chunks
         self._lengths = [len(chunk.rows) for chunk in chunks]
         places = torch.arange(max(chunk.end for chunk in chunks), device=cache.keys.device)
+        # CUDA's kernel for grouped heads is flash attention's, which knows no masks and no float32.
+        is_grouped = cache.keys.device.type == "cpu" or cache.keys.dtype in (torch.float16, torch.bfloat16)
         # A row for each query head of a key-value head.
         self._masks = [
             None
-            if chunk.begin == 0
+            if chunk.begin == 0 and is_grouped
             else (places[: chunk.end] <= places[chunk.begin : chunk.end, None]).repeat(group, 1)
             for chunk in chunks
         ]
@@ -83,8 +85,8 @@ class PrefillAttention:
             if mask is None:
                 y = F.scaled_dot_product_attention(query_rows, *seen, is_causal=True, enable_gqa=True)
             else:
-                # With a mask and `enable_gqa`, CUDA has but the MATH path: float32, scores written out. So the query
-                # heads that share a key-value head take the place of query positions.
+                # Otherwise CUDA takes the MATH path: float32, scores written out. So the query heads that share a
+                # key-value head take the place of query positions.
                 grouped = query_rows.reshape(1, len(keys), -1, q.shape[-1])
                 y = F.scaled_dot_product_attention(grouped, *seen, attn_mask=mask).reshape(query_rows.shape)
             mixed.append(y.squeeze(0).transpose(0, 1))

@@ -98,8 +98,8 @@ class TalkerRunner:
         """Gives `slot` to a new request."""
         self._seen[slot] = False
         self._seen[slot, self._seen_at_start] = True
-        self._penalty[slot] = sampling.repetition_penalty
-        self._seed[slot] = sampling.seed
+        self._penalty[slot].fill_(sampling.repetition_penalty)  # `=` would copy the number, which waits for a GPU
+        self._seed[slot].fill_(sampling.seed)
         self._rules.set(slot, sampling.temperature, sampling.top_k, sampling.top_p)
         self._predictor_rules.set(
             slot, sampling.predictor_temperature, sampling.predictor_top_k, sampling.predictor_top_p

@@ -59,9 +59,9 @@ class SamplingRows:
         self.top_p = torch.ones(slots, device=device)
 
     def set(self, slot: int, temperature: float, top_k: int, top_p: float) -> None:
-        self.temperature[slot] = temperature
-        self.top_k[slot] = top_k or torch.iinfo(torch.long).max
-        self.top_p[slot] = top_p
+        self.temperature[slot].fill_(temperature)  # `=` would copy the number, which waits for a GPU
+        self.top_k[slot].fill_(top_k or torch.iinfo(torch.long).max)
+        self.top_p[slot].fill_(top_p)
 
     def first(self, rows: int, width: int) -> "DrawRules":
         """The rules of the first `rows` slots, none of which keeps more than `width` codes."""
