@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from services.common.engine.activations import activation
+from services.common.engine.attention import additive
 from services.talker.family import MoeSpec, ProjectionSpec, TransformerSpec
 from services.talker.moe import Mlp, MlpWeights, MoeWeights, RunExperts, SparseMoe, grouped_experts, run_mlp, run_moe
 
@@ -67,7 +68,7 @@ class PrefillAttention:
         self._masks = [
             None
             if chunk.begin == 0 and is_grouped
-            else (places[: chunk.end] <= places[chunk.begin : chunk.end, None]).repeat(group, 1)
+            else additive(places[: chunk.end] <= places[chunk.begin : chunk.end, None], cache.keys.dtype).repeat(group, 1)
             for chunk in chunks
         ]
 
@@ -106,7 +107,7 @@ class DecodeAttention:
         _, _, kv_heads, _, head_dim = cache.keys.shape
         self._index = places[:, None, None, None].expand(-1, kv_heads, 1, head_dim)
         visible = torch.arange(length, device=places.device) <= places[:, None]
-        self._mask = visible[:, None, None]
+        self._mask = additive(visible[:, None, None], cache.keys.dtype)
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = self._cache.keys[layer, : self._rows], self._cache.values[layer, : self._rows]
@@ -124,7 +125,7 @@ class FrameAttention:
     Args:
         cache: of as many rows, with a position for each pass.
         place: (1,) int64.
-        mask: (1, 1, 1, positions) bool, true up to `place`.
+        mask: (1, 1, 1, positions) of the cache's dtype, -inf behind `place`.
     """
 
     def __init__(self, cache: KeyValueCache, place: torch.Tensor, mask: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ import torch.fx.experimental._config as shapes_config
 from torch import nn
 from torch.nn import functional as F
 
+from services.common.engine.attention import additive
 from services.talker.family import TalkerSpec, TransformerSpec
 from services.talker.layers import Angles, DecoderLayer, FrameAttention, KeyValueCache, Rope
 from services.talker.sampling import PREPARED_WIDTHS, DrawRules, SamplingRows, draw
@@ -36,7 +37,7 @@ class Pass:
 
     place: torch.Tensor  # (1,) int64
     rope: Angles  # (1, head_dim) each
-    mask: torch.Tensor  # (1, 1, 1, passes) bool
+    mask: torch.Tensor  # (1, 1, 1, passes), additive
 
 
 class CodePredictor(nn.Module):
@@ -67,7 +68,8 @@ class CodePredictor(nn.Module):
         self._heads = list(self.lm_head.parameters())
         self.embeddings = list(self.model.codec_embedding.parameters())
         self._passes = [
-            Pass(places[i : i + 1], (cos[i], sin[i]), (places <= i)[None, None, None]) for i in range(self.groups)
+            Pass(places[i : i + 1], (cos[i], sin[i]), additive((places <= i)[None, None, None], weight.dtype))
+            for i in range(self.groups)
         ]
 
     def new_cache(self, rows: int) -> KeyValueCache:

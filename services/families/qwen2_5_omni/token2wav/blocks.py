@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from services.common.engine.attention import additive
 from services.families.qwen2_5_omni.token2wav.sizes import DitSizes
 
 
@@ -69,9 +70,10 @@ class Neighbours:
         self.cos, self.sin = (each.to(dtype).repeat(2, 1, 1) for each in (angles.cos(), angles.sin()))
 
     def mask(self, kinds: tuple[str, ...]) -> torch.Tensor:
-        """Which keys each block sees: (2 x blocks, 1, 1, keys) bool."""
+        """Which keys each block sees: (2 x blocks, 1, 1, keys), additive."""
         if kinds not in self._masks:
-            self._masks[kinds] = torch.cat([self._seen[kind] for kind in kinds], dim=1).repeat(2, 1)[:, None, None]
+            seen = torch.cat([self._seen[kind] for kind in kinds], dim=1).repeat(2, 1)[:, None, None]
+            self._masks[kinds] = additive(seen, self.cos.dtype)
         return self._masks[kinds]
 
     def gathered(self, x: torch.Tensor, kinds: tuple[str, ...]) -> torch.Tensor:
