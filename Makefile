@@ -25,7 +25,7 @@ READY := .venv/ready
 # As tests/conftest.py: what the tests import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test coverage chromium test-long test-gpu test-v2 up lint types style format test-bare test-newest test-pythons protos bench bench-speak bench-realtime bench-dit test-compose docs clean
+.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons protos bench bench-speak bench-realtime bench-dit test-compose docs clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -50,7 +50,7 @@ chromium:  ## a browser for the tests of the page, on Debian as root; without on
 	@scripts/install_chromium.sh
 
 test-long: $(READY)  ## the rest: benchmark commands, others' realtime clients, two hosts, video and sound, every transport and family through whole systems, compilation
-	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadscope --no-loadscope-reorder tests/pure tests/stage tests/system $(TEST_LONG)
+	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadscope --no-loadscope-reorder tests/rehearsal tests/pure tests/stage tests/system $(TEST_LONG)
 	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile tests/long $(TEST_LONG)
 
 # Where the path or pyenv has them. What needs an engine is skipped there: torch's CPU builds may not be at hand.
@@ -64,6 +64,9 @@ test-newest:  ## tests/pure and tests/stage with the newest versions that pyproj
 test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
 	$(BIN)/quartet doctor
 	$(BIN)/python -m pytest -m gpu
+
+first-gpu: $(READY)  ## on a machine with a GPU: doctor, plan, GPU tests and benchmarks, packed in one file to send back
+	$(BIN)/python scripts/first_gpu.py
 
 test-v2: $(READY)  ## the thinker's engine on the model runner that vLLM takes on a GPU, its kernels interpreted: 3 minutes
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/stage/test_thinker_engine.py

@@ -11,8 +11,11 @@ from tests.rehearsal.support.gpu import prepare_torch
 
 
 @pytest.fixture(autouse=True)
-def fake_tensors_beside_real_ones(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fake_tensors_beside_real_ones(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each capture runs once: there are no libraries to warm up."""
+    if request.node.get_closest_marker("gpu"):
+        yield
+        return
     monkeypatch.setattr(device, "_WARM_UP_RUNS", 0)
     restore = prepare_torch()
     yield
