@@ -33,7 +33,7 @@ class Voice:
     """What a talker has heard in a voice sample.
 
     Attributes:
-        vector: (hidden,), the voice in the talker's prompt. A floating dtype, on the talker's device.
+        vector: (hidden,), the voice in the talker's prompt. A floating dtype, on the CPU.
         frames: (frames, groups) int64 on the CPU: the sample as codec frames.
     """
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from services.common.engine.device import use_own_stream
 from services.talker.family import TalkerFamily
 from services.talker.inputs import SampleReader, Voice
 from services.talker.model import TalkerModel
@@ -15,12 +16,17 @@ MOST_KEPT = 64
 
 
 class Voices:
-    """Hears each sample once, one at a time, while it is among the MOST_KEPT that were used last."""
+    """Hears each sample once, one at a time, while it is among the MOST_KEPT that were used last.
 
-    def __init__(self, reader: SampleReader) -> None:
+    `device` is the reader's. Its thread has a stream of its own there: on the engine's, a sample would wait for frames,
+    and frames for it.
+    """
+
+    def __init__(self, reader: SampleReader, device: torch.device) -> None:
         self._reader, self.sample_rate_hz = reader, reader.sample_rate_hz
         self._kept: OrderedDict[bytes, Voice] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, "voices")  # a cancelled call's sample is heard to its end
+        # A cancelled call's sample is heard to its end.
+        self._thread = ThreadPoolExecutor(1, "voices", initializer=use_own_stream, initargs=(device,))
 
     async def voice(self, samples: torch.Tensor) -> Voice:
         """The voice in `samples` (samples,) float32 on the CPU."""
@@ -43,4 +49,6 @@ class Voices:
 
 def load_voices(family: TalkerFamily, talker: TalkerModel) -> Voices | None:
     """Voices for `talker`; None: the family imitates none."""
-    return Voices(family.sample_reader(talker.device, talker.dtype)) if family.sample_reader else None
+    if family.sample_reader is None:
+        return None
+    return Voices(family.sample_reader(talker.device, talker.dtype), talker.device)

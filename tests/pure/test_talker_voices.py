@@ -37,7 +37,7 @@ def sample(number: float) -> torch.Tensor:
 
 async def test_who_leaves_does_not_have_two_heard_at_once() -> None:
     reader = Reader()
-    voices = Voices(reader)
+    voices = Voices(reader, torch.device("cpu"))
     gone = asyncio.create_task(voices.voice(sample(1)))
     await until(lambda: reader.read_now == 1)
     gone.cancel()
@@ -51,7 +51,7 @@ async def test_who_leaves_does_not_have_two_heard_at_once() -> None:
 
 async def test_a_known_voice_waits_for_no_other() -> None:
     reader = Reader()
-    voices = Voices(reader)
+    voices = Voices(reader, torch.device("cpu"))
     reader.may.set()
     known = await voices.voice(sample(1))
     reader.may.clear()
@@ -65,7 +65,7 @@ async def test_a_known_voice_waits_for_no_other() -> None:
 
 async def test_those_asked_for_last_are_kept() -> None:
     reader = Reader()
-    voices = Voices(reader)
+    voices = Voices(reader, torch.device("cpu"))
     reader.may.set()
     for number in range(MOST_KEPT + 1):
         await voices.voice(sample(number))
@@ -78,7 +78,7 @@ async def test_those_asked_for_last_are_kept() -> None:
 
 async def test_an_error_is_told_and_ends_nothing() -> None:
     reader = Reader()
-    voices = Voices(reader)
+    voices = Voices(reader, torch.device("cpu"))
     reader.may.set()
     results = await asyncio.gather(voices.voice(sample(-1)), voices.voice(sample(1)), return_exceptions=True)
     assert isinstance(results[0], ValueError)

@@ -10,6 +10,8 @@ import torch
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.stream import DecodeEnd, Event, Samples, Stream
 from services.common.engine.device import CudaGraphs, make_current
+from services.families.qwen3_tts.voice_sample import load_sample_reader
+from services.registry import read_config
 from services.talker import graphs
 from services.talker.__main__ import warm_up
 from services.talker.engine import TalkerEngine
@@ -20,8 +22,10 @@ from services.talker.moe import grouped_experts
 from services.talker.runner import StepInput, TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.speech import SpeechRequest
+from services.talker.voices import Voices
 from tests.rehearsal.support import models
 from tests.rehearsal.support.gpu import fake_gpu
+from tests.support.weights.checkpoints import tts_checkpoint
 
 pytestmark = pytest.mark.long
 PROMPT, FRAMES, SPEECHES = 700, 3, 3
@@ -145,6 +149,25 @@ async def test_a_wave_decoder_decodes(name: str):
         "services/code2wav/engine.py _step": counted.steps,  # codes, to the device
         "services/code2wav/causal.py step": counted.steps,  # slots and positions, to the device
         "services/code2wav/causal.py cut": counted.steps,  # samples, to the host
+    }
+    assert not gpu.ledger.faults()
+    assert {index for _, index in gpu.ledger.devices} == {1}
+
+
+async def test_a_voice_sample_waits_for_no_frame():
+    """It has a stream of its own, and its encoder's paddings are read on the host."""
+    folder = tts_checkpoint("qwen3-tts-base")
+    with fake_gpu(devices=2) as gpu:
+        make_current(SECOND)
+        reader = load_sample_reader(read_config(folder), folder, SECOND, torch.bfloat16)
+        make_current(torch.device("cuda", 0))
+        voices = Voices(reader, SECOND)
+        gpu.ledger.clear()
+        voice = await voices.voice(torch.zeros(2 * reader.sample_rate_hz))
+    assert (voice.vector.device.type, voice.frames.device.type) == ("cpu", "cpu")
+    assert gpu.ledger.waits() == {
+        "services/families/qwen3_tts/voice_sample.py read": 3,  # the sound; the vector and the codes
+        "services/families/qwen3_tts/voice_sample.py mel_spectrogram": 1,  # filters
     }
     assert not gpu.ledger.faults()
     assert {index for _, index in gpu.ledger.devices} == {1}

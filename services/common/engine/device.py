@@ -59,6 +59,13 @@ def make_current(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
+def use_own_stream(device: torch.device) -> None:
+    """As `make_current`, with a new stream for all that the calling thread computes."""
+    make_current(device)
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream(device))
+
+
 class Staging:
     """Copies through pinned memory, on a stream of its own; none for a CPU. For one thread only."""
 

@@ -50,7 +50,7 @@ def load_sample_reader(
     parts: list[tuple[nn.Module, str, str]] = [(speaker, SPEAKER_PREFIX, ""), (codec, _CODEC_PREFIX, FOLDER)]
     for module, prefix, subfolder in parts:
         _load(module, folder, prefix, subfolder)
-        module.to(device=device, dtype=dtype).requires_grad_(False).eval()
+        _move(module, device, dtype)
     if dtype == torch.float32:
         torch.backends.cudnn.allow_tf32 = False  # on by default, and 1e-3 off
     return VoiceSampleReader(speaker, codec, codec_config)
@@ -63,6 +63,15 @@ def _load(module: nn.Module, folder: Path, prefix: str, subfolder: str) -> None:
         module.load_state_dict({name.removeprefix(prefix): tensor for name, tensor in checkpoint.tensors()})
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"{folder / subfolder}, {prefix}* (hears voice samples): {error}") from None
+
+
+def _move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Leaves whole numbers on the CPU: Mimi reads the sizes of its paddings from there, 30 of them a sample."""
+    kept = [(part, name, each) for part in module.modules() for name, each in part.named_buffers(recurse=False)]
+    module.to(device=device, dtype=dtype).requires_grad_(False).eval()
+    for part, name, number in kept:
+        if number.dim() == 0 and not number.is_floating_point():
+            setattr(part, name, number)
 
 
 class CodecEncoder(nn.Module):
@@ -108,7 +117,7 @@ class VoiceSampleReader:
         vector = self._speaker(mels.to(parameter.dtype)[None])[0]
         codes = self._codec(sound.to(parameter.dtype)[None, None], self._groups)
         frames = -(-len(samples) // self._samples_per_frame)  # the encoder pads the last frame
-        return Voice(vector, codes[0, :, :frames].T.to("cpu", torch.int64).contiguous())
+        return Voice(vector.cpu(), codes[0, :, :frames].T.to("cpu", torch.int64).contiguous())
 
 
 def mel_spectrogram(samples: torch.Tensor, sample_rate_hz: int, bins: int) -> torch.Tensor:

@@ -200,10 +200,12 @@ def prepare_torch() -> Callable[[], None]:
     fake_tensor.CONSTANT_NUMEL_LIMIT = -1  # a fake tensor that knows its value would answer `item`
     setattr(FakeTensorMode, "avoid_device_init", property(lambda self: True))  # noqa: B010
     torch._C._set_only_lift_cpu_tensors(True)
+    torch.__future__.set_overwrite_module_params_on_conversion(True)  # `module.to` takes no fake tensor otherwise
 
     def restore() -> None:
         fake_tensor.CONSTANT_NUMEL_LIMIT = limit
         setattr(FakeTensorMode, "avoid_device_init", device_init)  # noqa: B010
         torch._C._set_only_lift_cpu_tensors(only_cpu)
+        torch.__future__.set_overwrite_module_params_on_conversion(False)
 
     return restore

@@ -90,6 +90,10 @@ class Machine:
         finally:
             streams[stream.index] = before
 
+    def set_stream(self, stream: "Stream") -> None:
+        self._thread.streams = getattr(self._thread, "streams", {}) | {stream.index: stream}
+        self.current = stream.index
+
     @contextmanager
     def in_threads(self, mode: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
         """Threads that start meanwhile run in a `mode` of their own."""
@@ -185,6 +189,7 @@ def stubbed(machine: Machine) -> Iterator[Machine]:
         "mem_get_info": lambda device=None: (free, free),
         "Stream": stream,
         "stream": lambda given: nullcontext() if given is None else machine.in_stream(given),
+        "set_stream": machine.set_stream,
         "current_stream": machine.stream_of,
         "default_stream": machine.stream_of,
         "Event": lambda **options: Event(machine, **options),
