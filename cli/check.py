@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from services.thinker import cpu
 
 LEAST_SHARED_MEMORY_BYTES = 64 * 1024
 HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker's KV cache
+KFD = Path("/dev/kfd")  # AMD's driver for computing
 _HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -159,5 +161,9 @@ def too_large(
 
 
 def has_gpu() -> bool:
-    """Whether NVIDIA's driver is there."""
-    return Path("/dev/nvidiactl").exists()
+    """Whether a driver is there that torch is built for: NVIDIA's, or AMD's."""
+    if Path("/dev/nvidiactl").exists():
+        return True
+    with contextlib.suppress(PackageNotFoundError):
+        return KFD.exists() and "+rocm" in version("torch")
+    return False

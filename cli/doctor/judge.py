@@ -50,6 +50,11 @@ def judge_machine(machine: Machine) -> Iterator[Finding]:
         )
     elif machine.gpus and not machine.devices:
         yield Finding(f"there are {len(machine.gpus)} GPUs, and {torch} finds none: look at CUDA_VISIBLE_DEVICES")
+    for vendor in machine.other_gpus:
+        runs = (
+            "this is the first time" if machine.devices else "with these builds of torch and vLLM they run on the CPU"
+        )
+        yield Finding(f"there is a GPU of {vendor}, on which no stage has run yet: {runs}", fatal=False)
     for index, device in enumerate(machine.devices):
         gpu = device.accelerator
         if not _has_kernels(gpu, machine.architectures):
@@ -63,7 +68,9 @@ def judge_machine(machine: Machine) -> Iterator[Finding]:
 
 
 def _has_kernels(accelerator: Accelerator, architectures: Sequence[str]) -> bool:
-    """Kernels run on later minor versions of their architecture, PTX ("compute_") on all later ones."""
+    """NVIDIA's kernels run on later minor versions of their architecture, PTX ("compute_") on all later ones."""
+    if accelerator.gfx:
+        return accelerator.gfx in architectures
     major, minor = accelerator.capability
     for architecture in architectures:
         kind, _, digits = architecture.partition("_")

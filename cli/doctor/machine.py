@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 
+from cli.check import KFD
 from cli.doctor.system import SHARED_MEMORY, Lack, lacks, memory_bytes, usable_cores
 from services.common.engine.device import Accelerator
 from services.thinker import cpu
@@ -37,8 +38,9 @@ class Machine:
 
     Attributes:
         cores: CPU cores that this process may use.
-        gpus: names of the driver's GPUs, usable by torch or not.
-        torch_cuda: CUDA version of torch; empty for a CPU build.
+        gpus: names of NVIDIA's driver's GPUs, usable by torch or not.
+        other_gpus: vendors of GPUs that are not NVIDIA's: "AMD", "Intel".
+        torch_cuda: CUDA version of torch; empty for other builds.
         architectures: of torch's kernels, e.g. "sm_90".
         devices: in torch's order.
         links: between GPUs, e.g. "NV18"; empty without NVLink.
@@ -54,6 +56,7 @@ class Machine:
     memory_bytes: int = 0
     driver: str = ""
     gpus: tuple[str, ...] = ()
+    other_gpus: tuple[str, ...] = ()
     torch_cuda: str = ""
     architectures: tuple[str, ...] = ()
     devices: tuple[Device, ...] = ()
@@ -86,6 +89,7 @@ class Machine:
             memory_bytes=memory_bytes(),
             driver=rows[0][0] if rows else "",
             gpus=tuple(name for _, name in rows),
+            other_gpus=tuple(_other_gpus()),
             torch_cuda=torch.version.cuda or "",
             architectures=tuple(torch.cuda.get_arch_list()) if devices else (),
             devices=devices,
@@ -122,6 +126,15 @@ def _devices() -> Iterator[Device]:
         assert accelerator is not None
         free_bytes, _ = torch.cuda.mem_get_info(index)
         yield Device(accelerator, free_bytes)
+
+
+def _other_gpus() -> Iterator[str]:
+    import torch
+
+    if KFD.exists():
+        yield "AMD"
+    if torch.xpu.is_available():  # Intel's driver has no mark of its own: most processors have a small GPU
+        yield "Intel"
 
 
 def _links() -> str:

@@ -16,7 +16,7 @@ def compiles_predictor(compile: str, accelerator: Accelerator | None) -> bool:
 
 def experts(accelerator: Accelerator | None, dtype: str) -> RunExperts:
     """How experts run on `accelerator` (None: a CPU) in `dtype`, a name as "bfloat16"."""
-    if accelerator is None or (dtype == "bfloat16" and accelerator.capability[0] in _GROUPED_KERNEL_MAJORS):
+    if accelerator is None or (dtype == "bfloat16" and accelerator.has_major(*_GROUPED_KERNEL_MAJORS)):
         return grouped_experts
     return static_experts
 

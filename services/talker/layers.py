@@ -68,7 +68,9 @@ class PrefillAttention:
         self._masks = [
             None
             if chunk.begin == 0 and is_grouped
-            else additive(places[: chunk.end] <= places[chunk.begin : chunk.end, None], cache.keys.dtype).repeat(group, 1)
+            else additive(places[: chunk.end] <= places[chunk.begin : chunk.end, None], cache.keys.dtype).repeat(
+                group, 1
+            )
             for chunk in chunks
         ]
 

@@ -64,12 +64,17 @@ def accelerator() -> Accelerator | None:
         return None
     from vllm.platforms import current_platform
 
-    capability = current_platform.get_device_capability()
+    capability, gfx = current_platform.get_device_capability(), ""
     assert capability is not None  # configure found the device
+    if current_platform.is_rocm():
+        from vllm.platforms.rocm import _GCN_ARCH
+
+        gfx = _GCN_ARCH.partition(":")[0]
     return Accelerator(
         name=current_platform.get_device_name(),
         capability=(capability.major, capability.minor),
         memory_bytes=current_platform.get_device_total_memory(),
+        gfx=gfx,
     )
 
 

@@ -70,6 +70,8 @@ def attention(accelerator: Accelerator | None, dtype: str) -> Choice:
     """vLLM's backend of the language model's attention."""
     if accelerator is None:
         return Choice("attention", "CPU_ATTN", "vLLM's only one for CPUs")
+    if accelerator.gfx:
+        return Choice("attention", "vLLM's choice", f"on {accelerator.gfx}, where no stage has run")
     if dtype == "float32" or accelerator.capability < (8, 0):
         return Choice("attention", "TRITON_ATTN", f"FlashAttention has no {dtype} on {accelerator.architecture}")
     if forced := forced_attention(accelerator, dtype):
@@ -84,12 +86,12 @@ def forced_attention(accelerator: Accelerator | None, dtype: str) -> str | None:
 
 
 def _prefers_flashinfer(accelerator: Accelerator | None, dtype: str) -> bool:
-    return accelerator is not None and accelerator.capability[0] == 10 and dtype != "float32"
+    return accelerator is not None and accelerator.has_major(10) and dtype != "float32"
 
 
 def sampler(accelerator: Accelerator | None) -> Choice:
     """What draws tokens under top_k and top_p."""
-    if accelerator is None:
+    if accelerator is None or accelerator.gfx:
         return Choice("sampler", "native", "FlashInfer is for CUDA")
     requested = os.environ.get(device.SAMPLER_VARIABLE)
     if requested == "0":

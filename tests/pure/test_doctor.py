@@ -208,6 +208,24 @@ def test_a_model_that_needs_other_settings_or_another_machine(published: None) -
     assert examine(machine(GPUS["sm_90"]), ["thinker"], model).is_healthy, "the others are elsewhere"
 
 
+def test_amd_s_numbers_are_not_taken_for_nvidia_s() -> None:
+    """MI300 has capability (9, 4): as NVIDIA's it would be Hopper's, with kernels that ROCm lacks."""
+    gpu = Accelerator("AMD Instinct MI300X", (9, 4), 192 * GIB, "gfx942")
+    amd = {"driver": "", "gpus": (), "other_gpus": ("AMD",), "torch_cuda": "", "links": ""}
+    report = examine(machine(gpu, architectures=("gfx90a", "gfx942"), **amd), OMNI)
+    assert report.is_healthy
+    assert problems(report, fatal=False) == [
+        "there is a GPU of AMD, on which no stage has run yet: this is the first time"
+    ]
+    assert paths(report)["talker"]["moe"] == "static matrix products"
+    assert paths(report)["thinker"] | {"attention": "vLLM's choice", "sampler": "native"} == paths(report)["thinker"]
+    assert "gfx942" in text(report)
+    (missing,) = problems(examine(machine(gpu, architectures=("gfx90a",), **amd), OMNI))
+    assert missing.startswith("GPU 0 is gfx942, and torch 2.13.0 has kernels for gfx90a")
+    without = examine(Machine(packages=CPU_BUILDS, cpu_flags=frozenset({"avx2"}), **amd), ["talker"])
+    assert "with these builds of torch and vLLM they run on the CPU" in problems(without, fatal=False)[0]
+
+
 def test_a_diffusion_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model_index.json").write_text("{}")
     for part in ("transformer", "text_encoder"):

@@ -161,17 +161,19 @@ class CudaGraphs:
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The facts of a CUDA device that stages choose their paths by.
+    """The facts of a GPU that stages choose their paths by.
 
     Attributes:
         name: the driver's, e.g. "NVIDIA H100 80GB HBM3".
-        capability: compute capability, e.g. (9, 0) for sm_90.
+        capability: compute capability, e.g. (9, 0) for sm_90. AMD's numbers mean something else.
         memory_bytes: all of its memory.
+        gfx: AMD's name of the architecture, e.g. "gfx942"; "": it is NVIDIA's. torch's CUDA is then ROCm's HIP.
     """
 
     name: str
     capability: tuple[int, int]
     memory_bytes: int
+    gfx: str = ""
 
     @classmethod
     def of(cls, device: torch.device) -> "Accelerator | None":
@@ -179,12 +181,17 @@ class Accelerator:
         if device.type != "cuda":
             return None
         properties = torch.cuda.get_device_properties(device)
-        return cls(properties.name, (properties.major, properties.minor), properties.total_memory)
+        gfx = properties.gcnArchName.partition(":")[0] if torch.version.hip else ""
+        return cls(properties.name, (properties.major, properties.minor), properties.total_memory, gfx)
 
     @property
     def architecture(self) -> str:
-        """NVIDIA's name of the compute capability, e.g. "sm_90"."""
-        return f"sm_{self.capability[0]}{self.capability[1]}"
+        """The vendor's name: "sm_90", or "gfx942"."""
+        return self.gfx or f"sm_{self.capability[0]}{self.capability[1]}"
+
+    def has_major(self, *majors: int) -> bool:
+        """Whether it is NVIDIA's, of one of these compute capabilities."""
+        return not self.gfx and self.capability[0] in majors
 
 
 def captures(compile: str, accelerator: Accelerator | None) -> bool:
