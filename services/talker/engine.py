@@ -32,8 +32,8 @@ STEP_SECONDS = metrics.STEP_SECONDS.labels("talker", "frame")  # prefill not cou
 STEP_BATCH = metrics.STEP_BATCH.labels("talker", "frame")
 KV_CACHE_USED = metrics.KV_CACHE_USED.labels("talker")
 
-# Of prompts, between two frames: long prompts do not hold up frames. A GPU takes some 9 ms to launch the 900 kernels of a
-# piece, however short it is.
+# Of prompts, between two frames: long prompts do not hold up frames. A GPU takes some 9 ms to launch the 900 kernels of
+# a piece, however short it is.
 PREFILL_CHUNK_POSITIONS = 512
 GPU_PREFILL_CHUNK_POSITIONS = 2048
 

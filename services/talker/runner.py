@@ -84,9 +84,11 @@ class TalkerRunner:
         self._host_inputs = torch.zeros(6, slots, dtype=torch.long, pin_memory=device.type == "cuda")
         self._inputs = torch.zeros(6, slots, dtype=torch.long, device=device)
         self._host_idle = torch.tensor(self._idle)[:, None]
-        self._text_states: torch.Tensor | None = None
+        self._text_states = self._host_text_states = None
         if spec.text_has_states and spec.state_width:
-            self._text_states = torch.zeros(slots, spec.state_width, dtype=model.dtype, device=device)
+            shape, is_pinned = (slots, spec.state_width), device.type == "cuda"
+            self._host_text_states = torch.zeros(shape, dtype=model.dtype, pin_memory=is_pinned)
+            self._text_states = self._host_text_states.to(device)
         self._compiled = CompiledPredictor(model.code_predictor, slots) if compiled and model.code_predictor else None
         self._graphs: StepGraphs | None = None
         if capturer is not None:
@@ -150,18 +152,15 @@ class TalkerRunner:
         self._host_inputs[:, :rows] = torch.tensor(columns).T
         self._host_inputs[:, rows:] = self._host_idle  # a captured step may have more rows
         self._inputs.copy_(self._host_inputs, non_blocking=True)
-        if self._text_states is not None:
-            self._set_text_states(self._text_states, batch)
+        if self._text_states is not None and self._host_text_states is not None:
+            self._host_text_states.zero_()
+            for row in batch:
+                if row.advance and row.advance.state is not None:
+                    self._host_text_states[row.slot] = row.advance.state
+            self._text_states.copy_(self._host_text_states, non_blocking=True)
         codes = self._step(shape) if self._graphs is None else self._graphs.run(shape)
         on_host = codes.to("cpu", torch.int32)  # the one wait: to index on the GPU, the slots would have to go there
         return on_host[[row.slot for row in batch]]
-
-    def _set_text_states(self, states: torch.Tensor, batch: Sequence[StepInput]) -> None:
-        given = [(row.slot, row.advance.state) for row in batch if row.advance and row.advance.state is not None]
-        states.zero_()
-        if given:
-            slots, rows = zip(*given, strict=True)
-            states[list(slots)] = torch.stack(rows).to(states)
 
     def _step(self, shape: StepShape) -> torch.Tensor:
         """The codes (rows, groups) int64 of the slots in `_inputs`. Static: no value decides what runs."""
