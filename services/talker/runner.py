@@ -86,8 +86,9 @@ class TalkerRunner:
         self._host_idle = torch.tensor(self._idle)[:, None]
         self._text_states = self._host_text_states = None
         if spec.text_has_states and spec.state_width:
-            shape, is_pinned = (slots, spec.state_width), device.type == "cuda"
-            self._host_text_states = torch.zeros(shape, dtype=model.dtype, pin_memory=is_pinned)
+            self._host_text_states = torch.zeros(
+                slots, spec.state_width, dtype=model.dtype, pin_memory=device.type == "cuda"
+            )
             self._text_states = self._host_text_states.to(device)
         self._compiled = CompiledPredictor(model.code_predictor, slots) if compiled and model.code_predictor else None
         self._graphs: StepGraphs | None = None
