@@ -208,6 +208,18 @@ def test_a_model_that_needs_other_settings_or_another_machine(published: None) -
     assert examine(machine(GPUS["sm_90"]), ["thinker"], model).is_healthy, "the others are elsewhere"
 
 
+def test_adapters_are_counted(published: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
+    for name, value in {"ROOT": "/adapters", "EXPERTS": "true"}.items():
+        monkeypatch.setenv(f"QUARTET_THINKER_LORA_{name}", value)
+    report = examine(machine(WORKSTATION), OMNI, model)
+    assert report.is_healthy
+    assert "beside 4.8 GiB for adapters" in text(report)
+    monkeypatch.setenv("QUARTET_THINKER_MAX_LORA_RANK", "64")
+    (said,) = problems(examine(machine(WORKSTATION), OMNI, model))
+    assert said.endswith("beside 19.2 GiB for adapters; this fits: --thinker-arg=--max-loras=1")
+
+
 def test_a_diffusion_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model_index.json").write_text("{}")
     for part in ("transformer", "text_encoder"):
