@@ -4,11 +4,11 @@ The constants below estimate, on the safe side, what the checkpoint does not say
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cli.sizes import TooLittleMemory
-from services.sizes import Sizes
+from services.sizes import Sizes, adapter_bytes
 
 GIB = 1024**3
 MIB = 1024**2
@@ -79,6 +79,8 @@ class Demand:
         kv_cache_bytes: of the thinker; None: what the others leave.
         diffusion: bytes that dit and encoder take, by the kind.
         dit_gpus: that the dit's ranks are on, the first ones.
+        max_loras, max_lora_rank, adapted: adapters of a step of the thinker, their highest rank, and vLLM's names of
+            the layers that they may change.
     """
 
     streams: int = 8
@@ -88,6 +90,9 @@ class Demand:
     kv_cache_bytes: int | None = None
     diffusion: Mapping[str, int] = field(default_factory=dict)
     dit_gpus: int = 1
+    max_loras: int = 0
+    max_lora_rank: int = 16
+    adapted: Collection[str] = ()
 
     @property
     def decoded_streams(self) -> int:
@@ -183,7 +188,9 @@ def _thinker(
     ranks, stored = len(layout.thinker), sizes.weights["thinker"]
     weights = (stored - sizes.unsplit) // ranks + sizes.unsplit
     step = scaled(THINKER_STEP_BYTES, stored, THINKER_LARGE_BYTES)
-    working = step + CONTEXT_BYTES + (THINKER_PEER_BYTES if ranks > 1 else 0)
+    adapters = adapter_bytes(sizes, demand.adapted, demand.max_loras, demand.max_lora_rank, ranks)
+    beside_them = f", beside {adapters / GIB:.1f} GiB for adapters" if adapters else ""
+    working = step + adapters + CONTEXT_BYTES + (THINKER_PEER_BYTES if ranks > 1 else 0)
     kv_per_token = _kv_per_token(sizes, layout)
     per_token = kv_per_token + sizes.states_per_token  # the first GPU keeps the states besides
     left -= weights + working
@@ -197,10 +204,10 @@ def _thinker(
     tokens = tokens // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
     if tokens < least or least * per_token > left:
         beside = [share for share in others if gpu in share.gpus]
-        needed = f", and {what} {least * per_token / GIB:.1f} GiB"
+        needed = f", and {what} {least * per_token / GIB:.1f} GiB{beside_them}"
         fixed = Share("thinker", layout.thinker, weights, working, 0, "")
         raise _too_few(gpus, gpu, least * per_token - left, [fixed, *beside], demand, needed)
-    note = f"KV cache and states of {tokens} tokens"
+    note = f"KV cache and states of {tokens} tokens{beside_them}"
     return Share("thinker", layout.thinker, weights, working, tokens * per_token, note), tokens
 
 
@@ -271,7 +278,7 @@ def _too_few(
     spoken = f" with {demand.streams} spoken answers at a time" if is_spoken else ""
     lower = ["--streams", "--talker-positions"] if is_spoken else []
     if any(share.stage == "thinker" for share in shares):
-        lower.append("--context-tokens")
+        lower += ["--context-tokens", *(["--loras"] if demand.max_loras else [])]
     where = f"GPU {gpu}: " if len(gpus.memory) > 1 else ""
     taken = f", of which other programs have {gpus.taken[gpu] / GIB:.1f}," if gpus.taken[gpu] else ""
     short_gib = math.ceil(10 * short_bytes / GIB) / 10

@@ -14,6 +14,7 @@ from cli.sizes import BudgetError, TooLittleMemory, pipeline_weights, read_sizes
 from services.registry import STAGES
 from services.sizes import Sizes
 from services.thinker.cpu import vllm_is_for_cpus
+from services.thinker.lora_targets import adapted_layers
 
 DIT_STEP_BYTES = 3 * GIB  # activations of an image of 1024 x 1024 pixels, and of its decoding
 ENCODER_STEP_BYTES = GIB
@@ -172,7 +173,19 @@ def _demand(settings: Mapping[str, Any]) -> Demand:
         kv_cache_bytes=_set(thinker, "kv_cache_bytes"),
         diffusion=sizes,
         dit_gpus=settings["dit"].parallel_devices if "dit" in settings else 1,
+        **_adapters(thinker),
     )
+
+
+def _adapters(thinker: Any) -> dict[str, Any]:
+    """Demand's members about adapters. Raises BudgetError."""
+    if thinker is None or not thinker.takes_adapters:
+        return {}
+    try:
+        layers = adapted_layers(thinker, on_cpu=False)
+    except ValueError as error:
+        raise BudgetError(f"thinker: {error}") from None
+    return {"max_loras": thinker.max_loras, "max_lora_rank": thinker.max_lora_rank, "adapted": layers}
 
 
 def _sizes(settings: Mapping[str, Any]) -> Sizes:
@@ -223,6 +236,8 @@ def _remedies(
         moved = dit_bytes(pipeline_weights(offloading.model), offloading)
         if _fits(sizes, there, replace(demand, diffusion={**demand.diffusion, "dit": moved}), ranks, pinned):
             yield "this fits: --dit-arg=--offload=model"
+    if demand.max_loras > 1 and _fits(sizes, there, replace(demand, max_loras=1), ranks, pinned):
+        yield "this fits: --thinker-arg=--max-loras=1"
     for streams, positions, context in _LESS:
         less = replace(
             demand,

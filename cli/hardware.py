@@ -28,6 +28,9 @@ def budget(
     context_tokens: Annotated[int, typer.Option(min=2, help="longest prompt plus output of a request")] = 32_768,
     talker_positions: Annotated[int, typer.Option(min=16, help="longest prompt plus frames of a spoken answer")] = 8192,
     dit_gib: Annotated[float, typer.Option(min=0, help="memory to leave for a dit")] = 0,
+    loras: Annotated[int, typer.Option(min=0, help="the thinker's --max-loras, if it takes adapters")] = 0,
+    lora_rank: Annotated[int, typer.Option(min=1, help="the thinker's --max-lora-rank")] = 16,
+    lora_experts: Annotated[bool, typer.Option("--lora-experts", help="adapters may change experts")] = False,
     table: Annotated[
         bool, typer.Option("--table", help="what fits on which GPUs; default: the published model")
     ] = False,
@@ -39,8 +42,17 @@ def budget(
     from cli.budget_report import table as gpu_table
     from cli.layouts import best
     from cli.sizes import published_sizes, read_sizes
+    from services.thinker.lora_targets import EXPERTS, LINEAR
 
-    demand = Demand(streams, context_tokens, talker_positions, diffusion={"dit": int(dit_gib * GIB)} if dit_gib else {})
+    demand = Demand(
+        streams,
+        context_tokens,
+        talker_positions,
+        diffusion={"dit": int(dit_gib * GIB)} if dit_gib else {},
+        max_loras=loras,
+        max_lora_rank=lora_rank,
+        adapted=(*LINEAR, *(EXPERTS if lora_experts else ())),
+    )
     if table:
         shown = gpu_table(read_sizes(model) if model else published_sizes(), demand)
     elif model is None or gpu_memory_gib is None:

@@ -1,7 +1,7 @@
 """What the stages of a checkpoint need of a GPU."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from services.registry import STAGES, has_speech
@@ -26,6 +26,8 @@ class Sizes:
         states_per_token: what the thinker keeps beside it.
         talker_kv_per_position: the talker's key-value memory of a prompt position or frame; 0 without one.
         max_context_tokens: longest prompt plus output that the thinker is trained for; None: no bound is known.
+        adapted: what a rank of one adapter takes in the thinker's layers, by vLLM's names of them: on every GPU, and
+            what tensor parallelism splits.
     """
 
     weights: Mapping[str, int]
@@ -37,6 +39,7 @@ class Sizes:
     states_per_token: int = 0
     talker_kv_per_position: int = 0
     max_context_tokens: int | None = None
+    adapted: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 
     def of(self, stages: Collection[str]) -> "Sizes":
         """Of these stages alone."""
@@ -80,10 +83,37 @@ def omni_sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]], pr
         states_per_token=(STATE_LAYERS * thinker["hidden_size"] * element if talker else 0) + ROPE_BYTES,
         talker_kv_per_position=kv_bytes(talker, element) if talker else 0,
         max_context_tokens=thinker.get("max_position_embeddings", 32_768),
+        adapted=adapted_bytes(thinker, element),
     )
 
 
 def kv_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
     """Key-value memory of a position of the transformer `config`, all layers and heads."""
-    head = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head * element_bytes
+    return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * _head_dim(config) * element_bytes
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def adapted_bytes(config: Mapping[str, Any], element_bytes: int) -> dict[str, tuple[int, int]]:
+    """`Sizes.adapted` of the transformer `config`: the inputs and outputs of its layers, all blocks and experts. vLLM
+    keeps them whole on every GPU where tensor parallelism does not split the layer in that direction."""
+    hidden, head = config["hidden_size"], _head_dim(config)
+    experts = config.get("num_experts") or config.get("num_local_experts")  # of transformers 4 and 5
+    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    elements = {"qkv_proj": (3 * hidden, queries + 2 * keys), "o_proj": (hidden, queries)}
+    if experts:  # one matrix A for gate and up
+        inner = config["moe_intermediate_size"]
+        elements |= {"gate": (hidden + experts, 0), "experts": (experts * 2 * hidden, experts * 3 * inner)}
+    else:
+        inner = config["intermediate_size"]
+        elements |= {"gate_up_proj": (2 * hidden, 2 * inner), "down_proj": (hidden, inner)}
+    scale = config["num_hidden_layers"] * element_bytes
+    return {name: (whole * scale, split * scale) for name, (whole, split) in elements.items()}
+
+
+def adapter_bytes(sizes: Sizes, layers: Collection[str], max_loras: int, max_rank: int, gpus: int = 1) -> int:
+    """What vLLM takes on each of the thinker's `gpus` for adapters of these layers, whatever their own rank is."""
+    taken = (whole + split // gpus for name, (whole, split) in sizes.adapted.items() if name in layers)
+    return max_loras * max_rank * sum(taken)

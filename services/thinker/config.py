@@ -1,9 +1,9 @@
 """Settings of the thinker's process."""
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from services.common.rpc.settings import CompileSettings
@@ -59,8 +59,13 @@ class ThinkerSettings(CompileSettings):
         default=None,
         description="directory that adapters loaded at run time are taken from; default: none are loaded at run time",
     )
+    lora_experts: bool = Field(
+        default=False,
+        description="adapters loaded at run time may change experts and their router, on a GPU only; it takes memory "
+        "for all experts. Adapters that --lora names need no such permission",
+    )
     max_loras: int = Field(default=4, ge=1, description="adapters that requests of one engine step may have")
-    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = Field(
+    max_lora_rank: Annotated[Literal[1, 8, 16, 32, 64, 128, 256, 320, 512], BeforeValidator(int)] = Field(
         default=16, description="highest rank of an adapter; memory is taken for it"
     )
     max_cpu_loras: int = Field(default=8, ge=1, description="adapters that can be loaded at a time, max_loras at least")

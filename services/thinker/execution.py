@@ -15,7 +15,7 @@ from services.sizes import Sizes
 from services.thinker import device
 from services.thinker.config import ThinkerSettings
 from services.thinker.family import ThinkerCheckpoint
-from services.thinker.lora_files import TARGETS_ON_CPU
+from services.thinker.lora_targets import adapted_layers
 from services.thinker.request import MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
@@ -220,9 +220,12 @@ def _lora_args(settings: ThinkerSettings, on_cpu: bool) -> dict[str, Any]:
     if not settings.takes_adapters:
         return {}
     most = max(settings.max_cpu_loras, settings.max_loras)
-    limits = {"enable_lora": True, "max_lora_rank": settings.max_lora_rank, "max_cpu_loras": most}
-    if not on_cpu:
-        return limits | {"max_loras": settings.max_loras}
     # On a CPU vLLM gives a request without an adapter that of the last place. So there is one more than can be loaded:
     # it stays empty. Adapters that wait for a place lie in the same memory there anyway.
-    return limits | {"max_loras": most + 1, "max_cpu_loras": most + 1, "lora_target_modules": TARGETS_ON_CPU}
+    return {
+        "enable_lora": True,
+        "max_lora_rank": settings.max_lora_rank,
+        "max_loras": most + 1 if on_cpu else settings.max_loras,
+        "max_cpu_loras": most + 1 if on_cpu else most,
+        "lora_target_modules": adapted_layers(settings, on_cpu=on_cpu),
+    }

@@ -44,7 +44,8 @@ class Adapters:
 
     def __init__(self, llm: "AsyncLLM", settings: ThinkerSettings, base: Path) -> None:
         self._llm, self._settings, self._base = llm, settings, base
-        self._on_cpu: bool = llm.vllm_config.device_config.device_type == "cpu"
+        config = llm.vllm_config.lora_config
+        self._layers = frozenset((config and config.target_modules) or ())
         self._loaded: dict[str, Adapter] = {}
         self._leaving: set[Adapter] = set()
         self._numbers = itertools.count(1)
@@ -85,7 +86,7 @@ class Adapters:
         require(name != self._settings.model_name, "name", f"{name!r} is the model's own")
         async with self._lock:
             try:
-                digest = await asyncio.to_thread(adapter_digest, folder, self._base, self._on_cpu)
+                digest = await asyncio.to_thread(adapter_digest, folder, self._base, self._layers)
             except (OSError, ValueError) as error:
                 raise InvalidInput("path", str(error)) from error
             if (known := self._loaded.get(name)) is not None:

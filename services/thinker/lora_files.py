@@ -5,28 +5,21 @@ vLLM silently leaves out what it has no place for.
 
 import hashlib
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from safetensors import SafetensorError
 
 from services.common.engine.weights import stored_tensors, tensors_in
+from services.thinker.lora_targets import EXPERTS, WEIGHTS, layers_of, module_of, part_of
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # peft's
-_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])\.weight")
-_LAYER = re.compile(r"(thinker\.)?model\.layers\.\d+\.(?P<part>.+)")
-_LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_LINEAR += ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-_EXPERTS = re.compile(r"mlp\.(gate|experts(\..+)?)")
-TARGETS_ON_CPU = ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]
-"""vLLM's names of the layers above. Its layer of adapted experts is made for GPUs only."""
+CONFIG = "adapter_config.json"
 
 
-def adapter_digest(folder: Path, base: Path, on_cpu: bool) -> str:
-    """Checks the adapter in `folder` for the checkpoint in `base`; returns a hexadecimal digest of its files.
+def adapter_digest(folder: Path, base: Path, layers: Collection[str]) -> str:
+    """Checks the adapter in `folder` for the checkpoint in `base`; returns a hexadecimal digest of its files. `layers`
+    have a place for it, by vLLM's names.
 
     Raises:
         ValueError: it cannot be applied as it is, and why.
@@ -40,7 +33,7 @@ def adapter_digest(folder: Path, base: Path, on_cpu: bool) -> str:
         shapes = {tensor.name: tensor.shape for tensor in tensors_in(weights)}
     except SafetensorError as error:
         raise ValueError(f"{weights} is corrupt or not all there: {error}") from None
-    _check_tensors(shapes, base, on_cpu)
+    _check_tensors(shapes, base, layers)
     _check_ranks(shapes, ranks)
     digest = hashlib.sha256()
     for file in (config, weights):
@@ -74,22 +67,26 @@ def _check_ranks(shapes: Mapping[str, tuple[int, ...]], ranks: set[Any]) -> None
             raise ValueError(f"{name} is of rank {shape[not is_a]}, which {CONFIG} does not state: r is {stated}")
 
 
-def _check_tensors(shapes: Mapping[str, tuple[int, ...]], base: Path, on_cpu: bool) -> None:
+def _check_tensors(shapes: Mapping[str, tuple[int, ...]], base: Path, layers: Collection[str]) -> None:
     if not shapes:
         raise ValueError(f"{WEIGHTS} has no tensors")
-    weights = _weights(base, [name for name in map(_module, shapes) if name])
+    weights = _weights(base, [name for name in map(module_of, shapes) if name])
     for name, shape in shapes.items():
-        module = _module(name)
-        part = _LAYER.fullmatch(module or "")
+        module = module_of(name)
+        part = part_of(module)
         if part is None:
             raise ValueError(f"{name} adapts no layer of the thinker's language model: only those can be adapted")
         if len(shape) != 2:
             raise ValueError(f"{name} has {len(shape)} dimensions, not 2")
-        if _EXPERTS.fullmatch(part["part"]):
-            if on_cpu:
-                raise ValueError(f"{name} adapts experts or their router, which vLLM does on a GPU only")
+        wanted = layers_of(part)
+        if not set(wanted) <= {*layers}:
+            raise ValueError(
+                f"{name} adapts experts or their router: that is possible on a GPU only, and for an adapter that is "
+                "loaded at run time only with --lora-experts"
+            )
+        if wanted == EXPERTS:
             continue
-        if part["part"] not in _LINEAR or module not in weights:
+        if not wanted or module not in weights:
             raise ValueError(f"{name} adapts a layer that this model does not have: it is of another model")
         _check_shape(name, shape, weights[module])
 
@@ -101,12 +98,6 @@ def _check_shape(name: str, shape: tuple[int, ...], weight: tuple[int, ...]) -> 
     if weight and shape[is_a] != weight[is_a]:
         size = "inputs" if is_a else "outputs"
         raise ValueError(f"{name} has {shape[is_a]} {size}, the layer {weight[is_a]}: it is of another model")
-
-
-def _module(name: str) -> str | None:
-    """The layer that a tensor adapts, in the adapter's spelling; None: it is no half of an adapter."""
-    match = _TENSOR.fullmatch(name)
-    return match["module"].removeprefix(_PREFIX) if match else None
 
 
 def _weights(base: Path, modules: list[str]) -> dict[str, tuple[int, ...]]:

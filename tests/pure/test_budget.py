@@ -17,6 +17,7 @@ from cli.main import app
 from cli.sizes import BudgetError, read_sizes
 from services.families.qwen3_omni.budget import PUBLISHED, sizes
 from services.registry import family_of, read_config
+from services.thinker.lora_targets import EXPERTS, LINEAR
 from tests.support.weights.checkpoints import tts_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
@@ -136,6 +137,22 @@ def test_more_streams_take_more_than_their_cache():
     """Code2wav's activations and both engines' graphs grow with the streams of a step."""
     few, many = (share_out(PUBLISHED, gpus(140), replace(Demand(), streams=streams)).shares[2] for streams in (8, 64))
     assert many.working - few.working > 4 * GIB
+
+
+def test_room_for_adapters(monkeypatch: pytest.MonkeyPatch):
+    demand = Demand(max_loras=4, adapted=(*LINEAR, *EXPERTS))
+    alone, beside = (share_out(PUBLISHED, gpus(140), each) for each in (Demand(), demand))
+    assert beside.shares[0].working - alone.shares[0].working == 5_153_488_896
+    fewer = (alone.context_tokens - beside.context_tokens) * (100 * 1024 + 12)
+    assert fewer == pytest.approx(5_153_488_896, abs=4 * 1024**2)
+    assert taken(beside, 0) <= 0.97 * 140 * GIB
+    monkeypatch.setattr("cli.sizes.read_sizes", lambda model: PUBLISHED)
+    command = ["budget", "--model", "m", "--gpu-memory-gib", "140", "--loras", "4"]
+    assert "beside 0.1 GiB for adapters" in CliRunner().invoke(app, command).output
+    assert "beside 19.2 GiB" in CliRunner().invoke(app, [*command, "--lora-experts", "--lora-rank=64"]).output
+    assert "adapters" not in CliRunner().invoke(app, command[:-2]).output
+    small = CliRunner().invoke(app, [*command, "--lora-experts", "--lora-rank=256"])
+    assert "or lower --streams or --talker-positions or --context-tokens or --loras" in small.output
 
 
 def test_room_for_a_dit():

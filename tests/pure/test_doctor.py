@@ -226,6 +226,18 @@ def test_amd_s_numbers_are_not_taken_for_nvidia_s() -> None:
     assert "with these builds of torch and vLLM they run on the CPU" in problems(without, fatal=False)[0]
 
 
+def test_adapters_are_counted(published: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = "Qwen/Qwen3-Omni-30B-A3B-Instruct"
+    for name, value in {"ROOT": "/adapters", "EXPERTS": "true"}.items():
+        monkeypatch.setenv(f"QUARTET_THINKER_LORA_{name}", value)
+    report = examine(machine(WORKSTATION), OMNI, model)
+    assert report.is_healthy
+    assert "beside 4.8 GiB for adapters" in text(report)
+    monkeypatch.setenv("QUARTET_THINKER_MAX_LORA_RANK", "64")
+    (said,) = problems(examine(machine(WORKSTATION), OMNI, model))
+    assert said.endswith("beside 19.2 GiB for adapters; this fits: --thinker-arg=--max-loras=1")
+
+
 def test_a_diffusion_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model_index.json").write_text("{}")
     for part in ("transformer", "text_encoder"):

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from cli import gpus as gpu_query
-from cli.budget import CONTEXT_BYTES, GIB, MIB, Demand, Gpus, Layout, share_out
+from cli.budget import CONTEXT_BYTES, GIB, MIB, THINKER_STEP_BYTES, Demand, Gpus, Layout, share_out
 from cli.budget_report import GPUS
 from cli.check import stage_settings
 from cli.gpu_plan import share_gpus
@@ -33,6 +33,8 @@ TOO_SMALL = {
     *(("7B", SMALL, count) for count in (1, 2)),
     ("3B", SMALL, 1),
 }
+WITH_ADAPTERS = ["--lora-root=/adapters", "--lora-experts=true", "--max-lora-rank=64"]
+TOO_SMALL_FOR_ADAPTERS = {*TOO_SMALL, ("30B", SMALL, 8), ("30B", MIDDLE, 4), ("30B", "96 GB (RTX PRO 6000)", 1)}
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +98,51 @@ def test_what_is_planned_fits_on_the_gpus(model: str, gpu: str, count: int) -> N
 def test_the_stages_own_defaults_would_not(model: str, gpu: str) -> None:
     """What was started before: the documented command asked for 61 GiB of 45."""
     assert taken(stages(model), GPUS[gpu] * MIB)[0] > GPUS[gpu] * MIB
+
+
+def adapters(model: str, ranks: int) -> int:
+    """Bytes of four adapters of rank 64 on each GPU: inputs and outputs of the layers, bfloat16."""
+    if model == "30B":
+        attention = 3 * 2048 + 5120 // ranks + 4096 // ranks + 2048
+        return 4 * 64 * 2 * 48 * (attention + 2048 + 128 + 128 * (2048 + 2304 // ranks + 2048))
+    width, inner, queries, keys = {"7B": (3584, 18_944, 3584, 512), "3B": (2048, 11_008, 2048, 256)}[model]
+    attention = 3 * width + (queries + 2 * keys) // ranks + queries // ranks + width
+    dense = 2 * width + 3 * inner // ranks + width
+    return 4 * 64 * 2 * (28 if model == "7B" else 36) * (attention + dense)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("model", ["30B", "7B", "3B"])
+def test_adapters_fit_beside_all_else(model: str, gpu: str, count: int) -> None:
+    """What the thinker takes besides, by the sum of its parts, is left free for it and for the other stages."""
+    gpu_bytes, sizes = GPUS[gpu] * MIB, PUBLISHED[model]
+    if (model, gpu, count) in TOO_SMALL_FOR_ADAPTERS:
+        with pytest.raises(LaunchError, match=r"GiB for adapters; (this fits: --thinker-arg=--max-l|it fits on )"):
+            share_gpus(stages(model, thinker=WITH_ADAPTERS), gpus(count, gpu_bytes))
+        return
+    launch = share_gpus(stages(model, thinker=WITH_ADAPTERS), gpus(count, gpu_bytes))
+    thinker = stage_settings("thinker", model, launch.stages[0].flags)
+    ranks = thinker.tensor_parallel_size
+    tokens = thinker.kv_cache_bytes // (sizes.kv_per_token // min(ranks, sizes.kv_heads))
+    parts = (
+        (sizes.weights["thinker"] - sizes.unsplit) // ranks + sizes.unsplit,
+        THINKER_STEP_BYTES,
+        thinker.kv_cache_bytes + tokens * sizes.states_per_token,
+        adapters(model, ranks),
+    )
+    assert sum(parts) <= thinker.gpu_memory_utilization * gpu_bytes + gpu_bytes // 1000, "which is rounded down"
+    assert max(taken(launch.stages, gpu_bytes, count).values()) <= gpu_bytes
+    assert f"beside {adapters(model, ranks) / GIB:.1f} GiB for adapters" in launch.lines[1]
+
+
+def test_adapters_that_do_not_fit_are_refused_with_the_change_that_does() -> None:
+    flags = ["--lora-root=/a", "--lora-experts=true"]
+    assert share_gpus(stages("30B", thinker=flags), gpus(1, 95 * GIB)).lines
+    with pytest.raises(LaunchError, match=r"beside 19.2 GiB for adapters; this fits: --thinker-arg=--max-loras=1$"):
+        share_gpus(stages("30B", thinker=[*flags, "--max-lora-rank=64"]), gpus(1, 95 * GIB))
+    missing = share_gpus(stages("30B", thinker=["--lora=sea=/nowhere"]), gpus(1, 95 * GIB))
+    assert missing.lines[0].startswith("GPU memory is not shared out: thinker: lora sea: /nowhere/adapter_model.safete")
 
 
 def test_each_stage_is_on_its_own_where_there_are_several() -> None:

@@ -9,6 +9,7 @@ from services.thinker.environment import cores_of_ranks
 def test_a_rank_that_vllm_does_not_take_is_refused_by_name() -> None:
     with pytest.raises(SystemExit, match="max_lora_rank: "):
         ThinkerSettings.load(["--model=m", "--max-lora-rank=12"])
+    assert ThinkerSettings.load(["--model=m", "--max-lora-rank=64"]).max_lora_rank == 64
 
 
 def test_adapters_of_flags() -> None:

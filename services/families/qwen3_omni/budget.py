@@ -17,4 +17,13 @@ PUBLISHED = Sizes(
     states_per_token=STATE_LAYERS * 2048 * 2 + ROPE_BYTES,
     talker_kv_per_position=20 * 1024,
     max_context_tokens=65_536,
+    adapted={
+        layer: (48 * 2 * whole, 48 * 2 * split)
+        for layer, whole, split in (
+            ("qkv_proj", 3 * 2048, 40 * 128),
+            ("o_proj", 2048, 32 * 128),
+            ("gate", 2048 + 128, 0),
+            ("experts", 128 * 2 * 2048, 128 * 3 * 768),
+        )
+    },
 )

@@ -14,7 +14,7 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from services.thinker.plugin.connector import settings_of
-from services.thinker.plugin.recording import experts_of_cpus, record
+from services.thinker.plugin.recording import experts_without_adapters, record
 from services.thinker.plugin.rows import layers_of
 
 
@@ -39,7 +39,7 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         text_config = vllm_config.model_config.hf_config.thinker_config.text_config
         if not hasattr(text_config, "tie_word_embeddings"):  # vLLM reads it; transformers 5 has no default
             text_config.tie_word_embeddings = False
-        with experts_of_cpus(vllm_config):
+        with experts_without_adapters(vllm_config):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
         settings = settings_of(vllm_config)
         self._records = settings is not None

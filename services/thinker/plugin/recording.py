@@ -29,11 +29,12 @@ def record(rows: Sequence[torch.Tensor]) -> None:
 
 
 @contextmanager
-def experts_of_cpus(vllm_config: VllmConfig) -> Iterator[None]:
-    """For building a model. Where there can be adapters vLLM takes Triton's kernels for experts, which no CPU has. On a
-    CPU no adapter changes experts (see `services.thinker.lora_files`)."""
+def experts_without_adapters(vllm_config: VllmConfig) -> Iterator[None]:
+    """For building a model. Where there can be adapters vLLM takes kernels for experts that apply them: Triton's, which
+    no CPU has, or TensorRT-LLM's, which stop where experts have none. Experts without adapters keep their usual ones
+    (see `services.thinker.lora_targets`)."""
     adapters = vllm_config.lora_config
-    if vllm_config.device_config.device_type == "cpu":
+    if adapters and "experts" not in (adapters.target_modules or ["experts"]):
         vllm_config.lora_config = None
     try:
         yield
