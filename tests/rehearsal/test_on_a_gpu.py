@@ -1,26 +1,36 @@
-"""The rehearsal's figures beside a real GPU's: kernels of a captured frame by CUPTI, waits by torch's debug mode."""
+"""A real GPU: a captured frame's kernels by CUPTI and its waits beside the rehearsal's, and its sound beside the CPU's."""
 
 import json
 import warnings
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from services.common.engine.device import Accelerator, CudaGraphs, prepared_device
+from services.code2wav.family import load_decoder
+from services.common.engine.device import Accelerator, Capturer, CudaGraphs, prepared_device
+from services.talker.engine import TalkerEngine
 from services.talker.execution import experts
 from services.talker.graphs import StepGraphs
+from services.talker.inputs import Prompt, Text
+from services.talker.model import load_talker
+from services.talker.moe import static_experts
 from services.talker.runner import Advance, StepInput, TalkerRunner
 from services.talker.sampling import resolve
+from services.talker.speech import SpeechRequest
 from tests.rehearsal.support.goldens import FILE
 from tests.rehearsal.support.models import talker
+from tests.support.stage.replay import ReplayedOps
+from tests.support.stage.talker import codes_of
 
-pytestmark = pytest.mark.gpu
 # A library may have several kernels for an operator (split products, top-k), or one for two.
 LEAST, MOST = 0.8, 2.0
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["qwen3-omni-30b", "qwen2.5-omni-7b", "qwen3-tts-1.7b"])
 def test_a_captured_frame(name: str, monkeypatch: pytest.MonkeyPatch, record_property) -> None:
     """At published sizes, with weights of any values."""
@@ -54,3 +64,33 @@ def test_a_captured_frame(name: str, monkeypatch: pytest.MonkeyPatch, record_pro
     record_property(f"{name}: kernels of a frame", kernels)
     record_property(f"{name}: kernels in the rehearsal", recorded)
     assert LEAST <= kernels / recorded <= MOST
+
+
+async def spoken(checkpoint: Path, device: torch.device, capturer: Capturer | None) -> tuple[np.ndarray, torch.Tensor]:
+    """Codes (frames, groups) and samples of a greedy answer, in float32, with captured steps if there is a capturer."""
+    _, model = load_talker(str(checkpoint), device, torch.float32)
+    if capturer is not None:
+        model.use_experts(static_experts)
+    engine = TalkerEngine(TalkerRunner(model, 2, 300, capturer))
+    prompt = Prompt(torch.arange(30, 60), torch.full((30,), -1), torch.arange(30)[:, None].expand(-1, 3))
+    rules = resolve(model.spec.defaults, temperature=0, seed=1, max_frames=40)
+    speech = engine.submit(SpeechRequest(prompt, Text(range(30, 70)), rules))
+    speech.finish_text()
+    codes = await codes_of(speech)
+    engine.stop()
+    decoder = load_decoder(str(checkpoint), "float32", str(device))
+    states = decoder.new_states(1)
+    batch = states.batch([states.acquire() or 0])
+    (samples,) = decoder.step(torch.from_numpy(codes).long()[None].to(device), batch)
+    return codes, samples
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+async def test_a_spoken_answer_is_the_cpu_s(tiny_checkpoint: Path, device: str) -> None:
+    on = prepared_device(device)
+    capturer = CudaGraphs(on) if device == "cuda" else ReplayedOps()
+    codes, samples = await spoken(tiny_checkpoint, on, capturer)
+    expected_codes, expected = await spoken(tiny_checkpoint, torch.device("cpu"), None)
+    assert len(codes) > 1
+    np.testing.assert_array_equal(codes, expected_codes)
+    torch.testing.assert_close(samples, expected, rtol=0, atol=1e-4)
