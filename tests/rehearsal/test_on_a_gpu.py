@@ -1,4 +1,4 @@
-"""A real GPU: a captured frame's kernels by CUPTI and its waits beside the rehearsal's, and its sound beside the CPU's."""
+"""A real GPU: kernels and waits of a captured frame beside the rehearsal's, and its sound beside the CPU's."""
 
 import json
 import warnings
