@@ -13,6 +13,7 @@ import yaml
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from services.demo_models import OMNI, PAINTER
+from tests.support.deployment.compose_files import rendered
 from tests.support.deployment.health_command import COMMAND
 from tests.support.k8s.objects import settings_classes
 
@@ -201,6 +202,31 @@ def test_the_example_sets_only_what_is_read():
     read |= set(re.findall(r"- (QUARTET_\w+)", (ROOT / "deploy/docker/settings.yaml").read_text()))
     example = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert example <= read
+
+
+def test_stages_find_the_daemon_of_mps():
+    """They share its /dev/shm, the directory of its sockets and its user; without mps.yaml nothing of it is there."""
+    assert "mps" not in str(rendered({}, "gpu"))
+    config = rendered({}, "gpu", "mps")
+    daemon = config["services"]["mps"]
+    directory = daemon["environment"]["CUDA_MPS_PIPE_DIRECTORY"]
+    assert daemon["image"] == VERSIONS["PYTHON_IMAGE"]
+    assert (daemon["read_only"], daemon["cap_drop"]) == (True, ["ALL"])
+    assert (daemon["security_opt"], daemon["network_mode"]) == (["no-new-privileges:true"], "none")
+    assert "compute" in daemon["environment"]["NVIDIA_DRIVER_CAPABILITIES"].split(",")
+    assert daemon["ipc"] == "shareable"
+    for name in OURS[1:]:
+        stage = config["services"][name]
+        assert stage["ipc"] == "service:mps"
+        assert stage["depends_on"] == {"mps": {"condition": "service_healthy"}}
+        assert stage["environment"]["CUDA_MPS_PIPE_DIRECTORY"] == directory
+        assert f"mps:{directory}" in stage["volumes"]
+        assert f"mps:{directory}" in daemon["volumes"]
+        assert stage["user"] == daemon["user"]
+        reserved = [each["deploy"]["resources"]["reservations"] for each in (stage, daemon)]
+        assert reserved[0] == reserved[1]
+        assert stage["deploy"]["resources"]["limits"]["memory"]
+    assert f"uid={daemon['user'].partition(':')[0]}," in config["volumes"]["mps"]["driver_opts"]["o"]
 
 
 def test_pipelines_name_services_and_ports_of_compose():

@@ -49,6 +49,7 @@ def machine(gpu: Accelerator, count: int = 1, **facts: Any) -> Machine:
             compilers=("gcc", "g++"),
             shared_memory_bytes=64 * GIB,
             shared_memory_free_bytes=64 * GIB,
+            mps="/tmp/nvidia-mps",
             packages=PACKAGES,
         ),
         **facts,
@@ -135,6 +136,32 @@ def test_what_only_costs_is_a_note(facts: dict[str, Any], said: str) -> None:
     report = examine(machine(WORKSTATION, **facts), OMNI)
     assert report.is_healthy
     assert said in problems(report, fatal=False)[0]
+
+
+def test_stages_on_one_gpu_take_turns_without_mps(published: None) -> None:
+    model, alone = "Qwen/Qwen3-Omni-30B-A3B-Instruct", machine(WORKSTATION, mps="")
+
+    def notes(report: Report) -> list[str]:
+        return [each.partition(" take turns")[0] for each in problems(report, fatal=False) if "MPS" in each]
+
+    assert notes(examine(alone, OMNI)) == notes(examine(alone, OMNI, model)) == ["GPU 0: thinker, talker, code2wav"]
+    assert examine(alone, OMNI, model).is_healthy
+    assert notes(examine(alone, ["talker"])) == []
+    assert notes(examine(alone, OMNI, flags={"thinker": ["--dtype=auto"], "code2wav": ["--device=cpu"]})) == [
+        "GPU 0: thinker, talker"
+    ]
+    assert notes(examine(machine(WORKSTATION), OMNI, model)) == []
+    two = machine(WORKSTATION, 2, mps="")
+    assert notes(examine(two, OMNI, model)) == ["GPU 1: talker, code2wav"], "where `quartet up` has them"
+    assert notes(examine(two, OMNI)) == []
+    assert notes(examine(machine(WORKSTATION, 3, mps=""), OMNI, model)) == []
+
+
+def test_mps_is_where_its_daemon_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert Machine.read().mps == ""
+    (tmp_path / "control").touch()
+    assert Machine.read().mps == str(tmp_path)
 
 
 def test_a_cpu_needs_vector_units() -> None:
