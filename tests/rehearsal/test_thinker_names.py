@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from services.registry import family_of
+from services.sizes import adapter_bytes
+from services.thinker.lora_targets import EXPERTS, LINEAR
 from tests.rehearsal.published import NAMES, SIZES, TTS_WIDTHS, config
 from tests.rehearsal.support.published_folders import METHODS, write
 from tests.rehearsal.support.thinker_loading import Loading
@@ -24,19 +26,15 @@ from tests.support.weights.published_sizes import PUBLISHED
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 FEW = 2  # layers: all of a thinker are alike
-# Elements that a rank of an adapter has in a layer, by vLLM's names.
-ADAPTED = {
-    "qwen3-omni-30b": {"qkv_proj": 11_264, "o_proj": 6144, "gate": 2176, "experts": 128 * 6400},
-    "qwen2.5-omni-7b": {"qkv_proj": 15_360, "o_proj": 7168, "gate_up_proj": 45_056, "down_proj": 22_528},
-}
-LORAS, RANK, BFLOAT16_BYTES = 3, 32, 2
+SOME = ("qwen3-omni-30b", "qwen2.5-omni-7b")
+LORAS, RANK = 3, 32
 # vLLM has values for these: scales of attention in fewer bits, and what few GPTQ checkpoints have.
 OPTIONAL = re.compile(r".*\.attn\.(q|k|v|prob)_(scale|zero_point)|.*\.routed_experts\.w(13|2)_bias")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A published checkpoint, how it is quantized, its layers, and those parts that adapters may change."""
+    """A published checkpoint, how it is quantized, its layers, and which of them adapters may change."""
 
     name: str
     method: str | None = None
@@ -44,18 +42,27 @@ class Case:
     adapted: tuple[str, ...] = ()
 
     @property
+    def whole_layers(self) -> int:
+        return config(self.name)["thinker_config"]["text_config"]["num_hidden_layers"]
+
+    @property
     def read_layer(self) -> int:
         """Whose states the talker reads: of Qwen3-Omni one within the thinker, else the last."""
-        text = config(self.name)["thinker_config"]["text_config"]
-        return 24 if self.name == "qwen3-omni-30b" else self.layers or text["num_hidden_layers"]
+        return 24 if self.name == "qwen3-omni-30b" else self.layers or self.whole_layers
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        limits = f"--max-loras={LORAS}", f"--max-lora-rank={RANK}"
+        experts = "--lora-experts=true" if "experts" in self.adapted else "--lora-experts=false"
+        return ("--lora-root=/adapters", *limits, experts) if self.adapted else ()
 
 
 def cases() -> dict[str, Case]:
     found = {name: Case(name) for name in NAMES if name not in TTS_WIDTHS}
-    for name, parts in ADAPTED.items():
+    for name in SOME:
         found |= {f"{name}, {method}": Case(name, method, FEW) for method in METHODS}
-        found |= {f"{name}, adapters": Case(name, None, FEW, tuple(parts))}
-        found |= {f"{name}, adapters of attention": Case(name, None, FEW, ("qkv_proj", "o_proj"))}
+        found |= {f"{name}, adapters": Case(name, None, FEW, LINEAR)}
+        found |= {f"{name}, adapters of experts": Case(name, None, FEW, (*LINEAR, *EXPERTS))}
     return found
 
 
@@ -75,7 +82,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str
     root, loadings = tmp_path_factory.mktemp("published"), []
     for number, case in enumerate(CASES.values()):
         folder = write(case.name, root / str(number), case.method, case.layers)
-        loadings.append(asdict(Loading(str(folder), case.adapted, LORAS, RANK)))
+        loadings.append(asdict(Loading(str(folder), case.flags)))
     done = subprocess.run(
         [sys.executable, "-m", "tests.rehearsal.support.thinker_loading"],
         input=json.dumps(loadings),
@@ -119,6 +126,10 @@ def test_quantized_weights_take_what_the_file_has(loaded: Any, case: str):
 
 @pytest.mark.parametrize("case", WITH_ADAPTERS)
 def test_adapters_take_memory_where_they_may_change_something(loaded: Any, case: str):
-    elements = ADAPTED[CASES[case].name]
-    bytes_each = LORAS * RANK * FEW * BFLOAT16_BYTES
-    assert loaded[case]["adapters"] == {part: bytes_each * elements[part] for part in CASES[case].adapted}
+    """And as much as the budget counts; no other layer has a place for them."""
+    wanted = CASES[case]
+    sizes = PUBLISHED[SIZES[wanted.name]]
+    counted = {part: adapter_bytes(sizes, [part], LORAS, RANK) for part in wanted.adapted}
+    few = {part: size * FEW // wanted.whole_layers for part, size in counted.items() if size}
+    assert loaded[case]["adapters"] == few
+    assert few.keys() >= {"qkv_proj", "o_proj"}

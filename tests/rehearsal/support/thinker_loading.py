@@ -26,12 +26,10 @@ _UNREAD = ".g_idx"  # order of inputs, which vLLM needs only where the checkpoin
 
 @dataclasses.dataclass(frozen=True)
 class Loading:
-    """A checkpoint's folder, and vLLM's names of the layers that adapters may change; without any, none can be used."""
+    """A checkpoint's folder, and flags of the thinker."""
 
     folder: str
-    adapted: tuple[str, ...] = ()
-    max_loras: int = 4
-    max_lora_rank: int = 16
+    flags: tuple[str, ...] = ()
 
 
 class Written(TorchDispatchMode):
@@ -58,7 +56,7 @@ def load(wanted: Loading) -> dict[str, Any]:
     - bytes of its parameters, and what the file has for them;
     - read: elements of its tensors; written: elements of its parameters, together;
     - incomplete: (written, elements) of each parameter that is not written once;
-    - adapters: bytes by layer.
+    - adapters: bytes by vLLM's name of the layer.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.layers import rotary_embedding
@@ -74,8 +72,7 @@ def load(wanted: Loading) -> dict[str, Any]:
         kind = type(model)
         found = {"model": f"{kind.__module__}.{kind.__name__}", "layers": list(model._layers)}
         found |= _load(model, Path(wanted.folder, SINGLE_FILE))
-        if wanted.adapted:
-            found["adapters"] = _adapters(model, config)
+        found["adapters"] = _adapters(model, config) if config.lora_config else {}
     return found
 
 
@@ -86,13 +83,9 @@ def _config(wanted: Loading) -> Any:
     from services.thinker.config import ThinkerSettings
     from services.thinker.family import load_checkpoint
 
-    flags = [f"--lora-root={wanted.folder}", f"--max-loras={wanted.max_loras}"] if wanted.adapted else []
-    settings = ThinkerSettings.load([f"--model={wanted.folder}", *flags])
+    settings = ThinkerSettings.load([f"--model={wanted.folder}", *wanted.flags])
     environment.configure(settings)
     args = execution.engine_args(settings, load_checkpoint(wanted.folder), "ipc:///nowhere", device.accelerator())
-    if wanted.adapted:
-        args.lora_target_modules = list(wanted.adapted)
-        args.max_lora_rank = wanted.max_lora_rank  # type: ignore[assignment]
     return args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
 
@@ -129,7 +122,6 @@ def _load(model: Any, path: Path) -> dict[str, Any]:
 
 
 def _adapters(model: Any, config: Any) -> dict[str, int]:
-    """What vLLM takes for adapters, by its names of layers."""
     from vllm.lora.model_manager import LoRAModelManager
     from vllm.model_executor.layers.fused_moe import RoutedExperts
 
