@@ -61,7 +61,7 @@ def request(spec: TalkerSpec, seed: int) -> SpeechRequest:
 async def speak(engine: TalkerEngine, seed: int) -> int:
     speech = engine.submit(request(engine.spec, seed))
     speech.finish_text()
-    return len([frame async for frame in speech.frames()])
+    return sum([len(frames) async for frames in speech.frames()])
 
 
 class CountingRunner(TalkerRunner):
