@@ -200,7 +200,8 @@ def prepare_torch() -> Callable[[], None]:
     fake_tensor.CONSTANT_NUMEL_LIMIT = -1  # a fake tensor that knows its value would answer `item`
     setattr(FakeTensorMode, "avoid_device_init", property(lambda self: True))  # noqa: B010
     torch._C._set_only_lift_cpu_tensors(True)
-    apply, torch.nn.Module._apply = torch.nn.Module._apply, _apply
+    apply = torch.nn.Module._apply
+    setattr(torch.nn.Module, "_apply", _apply)  # noqa: B010
 
     def restore() -> None:
         fake_tensor.CONSTANT_NUMEL_LIMIT = limit
