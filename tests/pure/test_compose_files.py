@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cli.budget_report import MOST_GPUS
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from services.demo_models import OMNI, PAINTER
@@ -55,6 +56,51 @@ def test_what_the_thinker_compiles_outlives_its_container():
     for cache in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         assert f" {cache}={volume}/" in image("thinker"), cache
     assert " g++ " in image("thinker-packages-cuda")
+
+
+def gib(size):
+    """Of a size like "8g"."""
+    found = re.fullmatch(r"(\d+)g", size)
+    assert found, size
+    return int(found[1])
+
+
+@pytest.mark.parametrize("name", OURS[1:])
+def test_stages_have_shared_memory_and_load_what_they_compile(name):
+    """NCCL and vLLM need 1 GiB for each GPU of a split thinker."""
+    service = rendered({}, "gpu")["services"][name]
+    assert gib(service["shm_size"]) >= 1
+    example = re.search(r"^QUARTET_SHM_SIZE=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    assert example
+    assert gib(example[1]) >= MOST_GPUS
+    [temporary] = service["tmpfs"]
+    path, options = temporary.split(":")
+    assert (path, "exec" in options.split(",")) == ("/tmp", True)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_stage_sees_all_gpus(name):
+    """And chooses by its settings: `quartet budget --gpus N`."""
+    resources = rendered({}, "gpu")["services"][name]["deploy"]["resources"]
+    gpus = {"devices": [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]}
+    assert resources.get("reservations") == (None if name == "gateway" else gpus)
+    assert set(resources["limits"]) == {"memory", "pids"}
+
+
+@pytest.mark.parametrize("name", OURS[1:])
+def test_an_image_for_gpus_has_the_drivers_libraries_and_a_compiler(name):
+    """NVML ("utility") is how vLLM finds GPUs; Triton compiles its launchers."""
+    of_cuda = DOCKERFILE.replace("${VARIANT}", "cuda")
+    base = {stage: image for image, stage in re.findall(r"^FROM (\S+) AS (\S+)$", of_cuda, re.MULTILINE)}
+    layers = [name]
+    while layers[-1] in base:
+        layers.append(base[layers[-1]])
+    assert "torch-cuda" in layers
+    capabilities = re.search(r" NVIDIA_DRIVER_CAPABILITIES=(\S+)", image("torch-cuda"))
+    assert capabilities
+    assert {"compute", "utility"} <= set(capabilities[1].split(","))
+    assert " NVIDIA_VISIBLE_DEVICES=all " in image("torch-cuda")
+    assert " gcc " in image("torch-cuda")
 
 
 @pytest.mark.parametrize("name", OURS)

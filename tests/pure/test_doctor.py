@@ -1,6 +1,7 @@
 """`quartet doctor`: which paths the stages take on which GPU, what is refused, and this very machine."""
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from cli.budget import GIB, MIB
+from cli.doctor.judge import LEAST_DRIVERS
 from cli.doctor.machine import Device, Machine
 from cli.doctor.report import Report, examine, show
+from scripts.locked import read, select
 from services.common.engine.device import Accelerator
 from services.families.qwen3_omni.budget import PUBLISHED
 
+ROOT = Path(__file__).parents[2]
 OMNI = ("thinker", "talker", "code2wav")
 ALL = (*OMNI, "dit")
 PACKAGES = {"torch": "2.13.0", "vllm": "0.32.0", "transformers": "5.19.0", "diffusers": "0.42.0"}
@@ -121,6 +125,15 @@ def test_what_is_in_the_way_is_one_line(facts: dict[str, Any], said: str) -> Non
     assert not report.is_healthy
     assert said in problems(report)[0]
     assert f"will not start: {problems(report)[0]}\n" in text(report)
+
+
+def test_the_least_driver_is_that_of_the_locked_torch() -> None:
+    (runtime,) = (each.version for each in select(read(), ("cuda",)) if each.name == "nvidia-cuda-runtime")
+    cuda, driver = ".".join(runtime.split(".")[:2]), str(LEAST_DRIVERS[int(runtime.partition(".")[0])])
+    for page in ("README.md", "docs/gpus.md", "docs/tutorials/one-gpu-box.md"):
+        text = " ".join((ROOT / page).read_text().split())
+        assert {*re.findall(r"\bdriver (\d+)", text)} == {driver}, page
+        assert {*re.findall(r"\bCUDA (\d+\.\d+)", text)} <= {cuda}, page
 
 
 @pytest.mark.parametrize(

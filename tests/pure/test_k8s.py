@@ -11,10 +11,11 @@ from cli.budget import MIB, Demand, Gpus, share_out
 from cli.budget_report import GPUS
 from services.families.qwen3_omni.budget import PUBLISHED
 from tests.support.k8s.breaks import BREAKS, POOL_BREAKS, break_it
-from tests.support.k8s.checks import amount, problems
+from tests.support.k8s.checks import problems
 from tests.support.k8s.kustomize import WITH_TLS, build, copy_deployment, with_components
 from tests.support.k8s.objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
 from tests.support.k8s.pool import pool_problems, split
+from tests.support.k8s.resources import amount
 
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("cpu-demo", "single-gpu", "speech", "scaled")

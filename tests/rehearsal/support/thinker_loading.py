@@ -66,7 +66,7 @@ def load(wanted: Loading) -> dict[str, Any]:
     config = _config(wanted)
     rotary_embedding._ROPE_DICT.clear()  # else those of the model before are built in
     with set_current_vllm_config(config), set_default_torch_dtype(config.model_config.dtype):
-        _be_the_only_rank()
+        be_the_only_rank()
         with torch.device("meta"):
             model: Any = initialize_model(vllm_config=config)
         kind = type(model)
@@ -89,7 +89,8 @@ def _config(wanted: Loading) -> Any:
     return args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
 
 
-def _be_the_only_rank() -> None:
+def be_the_only_rank() -> None:
+    """Starts vLLM's process groups, with `set_current_vllm_config`."""
     from vllm.distributed import init_distributed_environment, initialize_model_parallel
 
     if not torch.distributed.is_initialized():
