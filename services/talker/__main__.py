@@ -10,7 +10,7 @@ from services.common.stage import Stage, main
 from services.common.stream.rows import CODES
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
-from services.talker.execution import choices, compiles_predictor, experts
+from services.talker.execution import choices, compiles_predictor, experts, step_kernels
 from services.talker.family import TalkerFamily
 from services.talker.inputs import Prompt, Text
 from services.talker.model import load_talker
@@ -57,7 +57,8 @@ def load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     model.use_experts(experts(accelerator, named))
     capturer = CudaGraphs(device) if captures(settings.compile, accelerator) else None
     compiled = compiles_predictor(settings.compile, accelerator)
-    return family, TalkerRunner(model, settings.max_running_requests, positions, capturer, compiled)
+    kernels = step_kernels(settings.compile, accelerator)
+    return family, TalkerRunner(model, settings.max_running_requests, positions, capturer, compiled, kernels)
 
 
 async def warm_up(engine: TalkerEngine) -> None:

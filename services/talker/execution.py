@@ -1,8 +1,15 @@
 """Which path the talker's steps take on this device, and why."""
 
+import importlib.util
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
 from services.common.engine.device import Accelerator, Choice, captures
 from services.talker.config import TalkerSettings
 from services.talker.moe import RunExperts, grouped_experts, static_experts
+from services.talker.steps import TORCH, StepKernels
 
 # Compute capabilities, by their major number, for which torch has a kernel for grouped products of bfloat16 matrices.
 # For others, and other dtypes, it copies the groups' ends to the host, which no graph can hold (torch 2.13).
@@ -21,6 +28,34 @@ def experts(accelerator: Accelerator | None, dtype: str) -> RunExperts:
     return static_experts
 
 
+def _triton_lacks() -> str | None:
+    """What Triton needs to compile kernels on this machine and is not there; None: nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton needs a C compiler: install gcc"
+    has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    return None if has_headers else "Triton needs Python's headers: install python3-dev"
+
+
+def _lacks_for_fusing(compile: str, accelerator: Accelerator | None) -> str | None:
+    """Why steps run by torch's kernels; None: by those of `services.talker.kernels`."""
+    if not captures(compile, accelerator):
+        return "--compile=off"  # eagerly, a start by Triton costs as much as several by torch
+    if accelerator is None or accelerator.gfx:
+        return "ours have run on no GPU of AMD"
+    return _triton_lacks()
+
+
+def step_kernels(compile: str, accelerator: Accelerator | None) -> StepKernels:
+    """What a step calls between its matrix products. `compile` is the setting."""
+    if _lacks_for_fusing(compile, accelerator):
+        return TORCH
+    from services.talker.kernels.stack import FUSED  # Triton is there with CUDA only
+
+    return FUSED
+
+
 def choices(settings: TalkerSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
     if accelerator is None:
         step = Choice("step", "eager", "a CPU without --compile=on")
@@ -35,5 +70,7 @@ def choices(settings: TalkerSettings, accelerator: Accelerator | None, dtype: st
     moe = Choice("moe", "static matrix products", f"torch's grouped products wait for the host on {where}")
     if experts(accelerator, dtype) is grouped_experts:
         moe = Choice("moe", "grouped matrix products", f"torch has a kernel for {where}")
+    lack = _lacks_for_fusing(settings.compile, accelerator)
+    kernels = Choice("kernels", "torch's" if lack else "fused (Triton)", lack or "--compile=off is without them")
     attention = Choice("attention", "flash, memory-efficient", "cuDNN would make a plan for every new prompt length")
-    return step, moe, attention
+    return step, moe, kernels, attention

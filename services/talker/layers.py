@@ -15,7 +15,17 @@ from torch.nn import functional as F
 from services.common.engine.activations import activation
 from services.common.engine.attention import additive
 from services.talker.family import MoeSpec, ProjectionSpec, TransformerSpec
-from services.talker.moe import Mlp, MlpWeights, MoeWeights, RunExperts, SparseMoe, grouped_experts, run_mlp, run_moe
+from services.talker.moe import (
+    Mlp,
+    MlpWeights,
+    MoeWeights,
+    RunExperts,
+    SparseMoe,
+    gated_by,
+    grouped_experts,
+    run_mlp,
+    run_moe,
+)
 
 
 class Attend(Protocol):
@@ -81,10 +91,8 @@ class PrefillAttention:
             keys, values = self._cache.keys[layer, chunk.slot], self._cache.values[layer, chunk.slot]
             keys[:, chunk.begin : chunk.end] = k.transpose(0, 1)
             values[:, chunk.begin : chunk.end] = v.transpose(0, 1)
-            query_rows, seen = (
-                q.transpose(0, 1).unsqueeze(0),
-                (keys[None, :, : chunk.end], values[None, :, : chunk.end]),
-            )
+            query_rows = q.transpose(0, 1).unsqueeze(0)
+            seen = keys[None, :, : chunk.end], values[None, :, : chunk.end]
             if mask is None:
                 y = F.scaled_dot_product_attention(query_rows, *seen, is_causal=True, enable_gqa=True)
             else:
@@ -105,20 +113,23 @@ class DecodeAttention:
     """
 
     def __init__(self, cache: KeyValueCache, places: torch.Tensor, length: int) -> None:
-        self._cache, self._rows, self._length = cache, len(places), length
+        self._cache, self._rows, self._length, self.places = cache, len(places), length, places
         _, _, kv_heads, _, head_dim = cache.keys.shape
         self._index = places[:, None, None, None].expand(-1, kv_heads, 1, head_dim)
         visible = torch.arange(length, device=places.device) <= places[:, None]
         self._mask = additive(visible[:, None, None], cache.keys.dtype)
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        keys, values = self._cache.keys[layer, : self._rows], self._cache.values[layer, : self._rows]
+        keys, values = self.slots(layer)
         keys.scatter_(2, self._index, key.unsqueeze(2))
         values.scatter_(2, self._index, value.unsqueeze(2))
-        # The query heads that share a key-value head take the place of query positions: nothing is repeated.
-        grouped = query.unflatten(1, (key.shape[1], -1))
-        seen = keys[:, :, : self._length], values[:, :, : self._length]
-        return F.scaled_dot_product_attention(grouped, *seen, attn_mask=self._mask).flatten(1, 2)
+        return self.look(query, keys, values)
+
+    def slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._cache.keys[layer, : self._rows], self._cache.values[layer, : self._rows]
+
+    def look(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return _one_query(query, keys[:, :, : self._length], values[:, :, : self._length], self._mask)
 
 
 class FrameAttention:
@@ -131,14 +142,25 @@ class FrameAttention:
     """
 
     def __init__(self, cache: KeyValueCache, place: torch.Tensor, mask: torch.Tensor) -> None:
-        self._cache, self._place, self._mask = cache, place, mask
+        self._cache, self.places, self._mask = cache, place, mask
 
     def __call__(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys.index_copy_(2, self._place, key.unsqueeze(2))
-        values.index_copy_(2, self._place, value.unsqueeze(2))
-        grouped = query.unflatten(1, (key.shape[1], -1))
-        return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=self._mask).flatten(1, 2)
+        keys, values = self.slots(layer)
+        keys.index_copy_(2, self.places, key.unsqueeze(2))
+        values.index_copy_(2, self.places, value.unsqueeze(2))
+        return self.look(query, keys, values)
+
+    def slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._cache.keys[layer], self._cache.values[layer]
+
+    def look(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return _one_query(query, keys, values, self._mask)
+
+
+def _one_query(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    # The query heads that share a key-value head take the place of query positions: nothing is repeated.
+    grouped = query.unflatten(1, (keys.shape[1], -1))
+    return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).flatten(1, 2)
 
 
 # cos and signed sin, as Rope makes them
@@ -202,7 +224,7 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(spec.head_dim, spec.norm_eps)
 
 
-class _LayerWeights(NamedTuple):
+class LayerWeights(NamedTuple):
     input_norm: torch.Tensor
     qkv: tuple[torch.Tensor, torch.Tensor | None]  # weight, bias
     qk_norm: torch.Tensor | None  # (heads + kv_heads, head_dim)
@@ -218,7 +240,7 @@ class DecoderLayer(nn.Module):
     small kernel to run.
     """
 
-    _weights: _LayerWeights
+    weights: LayerWeights
 
     def __init__(self, spec: TransformerSpec, layer: int, moe: MoeSpec | None) -> None:
         super().__init__()
@@ -228,14 +250,14 @@ class DecoderLayer(nn.Module):
         self.run_experts: RunExperts = grouped_experts
         self.input_layernorm = nn.RMSNorm(spec.hidden, spec.norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(spec.hidden, spec.norm_eps)
-        self.activation = activation(spec.activation).forward
+        self.gated = gated_by(activation(spec.activation).forward)
 
     def precompute(self) -> None:
         spec, attn, qk_norm = self.spec, self.self_attn, None
         if spec.qk_norm:
             norms = (attn.q_norm.weight, spec.heads), (attn.k_norm.weight, spec.kv_heads)
             qk_norm = torch.cat([weight.expand(count, -1) for weight, count in norms])
-        self._weights = _LayerWeights(
+        self.weights = LayerWeights(
             self.input_layernorm.weight,
             (attn.qkv_proj.weight, attn.qkv_proj.bias),
             qk_norm,
@@ -246,8 +268,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: torch.Tensor, rope: Angles, attend: Attend) -> torch.Tensor:
         """`x` (tokens, hidden), kept; angles (tokens or 1, 1, head_dim) each."""
-        spec, w = self.spec, self._weights
-        qkv = F.linear(_norm(x, w.input_norm, spec), *w.qkv).view(len(x), -1, spec.head_dim)
+        spec, w = self.spec, self.weights
+        qkv = F.linear(norm(x, w.input_norm, spec), *w.qkv).view(len(x), -1, spec.head_dim)
         turning = spec.heads + spec.kv_heads  # queries and keys, in this order; values follow
         queries_keys, values = qkv[:, :turning], qkv[:, turning:]
         if w.qk_norm is not None:
@@ -255,14 +277,14 @@ class DecoderLayer(nn.Module):
         turned = rotate(queries_keys, *rope)
         mixed = attend(self.layer, turned[:, : spec.heads], turned[:, spec.heads :], values)
         x = x + F.linear(mixed.reshape(len(x), -1), *w.o)
-        y = _norm(x, w.mlp_norm, spec)
+        y = norm(x, w.mlp_norm, spec)
         if isinstance(w.mlp, MlpWeights):
-            return x + run_mlp(y, w.mlp, self.activation)
+            return x + run_mlp(y, w.mlp, self.gated)
         assert self.moe is not None
-        return x + run_moe(y, w.mlp, self.moe, self.activation, self.run_experts)
+        return x + run_moe(y, w.mlp, self.moe, self.gated, self.run_experts)
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, spec: TransformerSpec) -> torch.Tensor:
+def norm(x: torch.Tensor, weight: torch.Tensor, spec: TransformerSpec) -> torch.Tensor:
     return F.rms_norm(x, weight.shape, weight, spec.norm_eps)
 
 

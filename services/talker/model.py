@@ -12,6 +12,7 @@ from services.talker.inputs import Prompt
 from services.talker.layers import Attend, Attention, DecoderLayer, Rope, projection
 from services.talker.moe import Experts, Mlp, RunExperts
 from services.talker.predictor import CodePredictor
+from services.talker.steps import TORCH, StepKernels
 
 _TABLE_ROWS = 4096  # text embeddings projected at a time
 
@@ -25,12 +26,12 @@ class TalkerTransformer(nn.Module):
         self.codec_embedding = nn.Embedding(spec.talker.vocab, shared.inputs if shared else spec.talker.hidden)
         self.rope = Rope(spec.talker)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, positions: torch.Tensor, attend: Attend, kernels: StepKernels = TORCH
+    ) -> torch.Tensor:
         """Final-normed states of `x` (tokens, hidden), kept, at `positions` (tokens, 3): time, height, width."""
-        rope = self.rope(positions, x.dtype)
-        for layer in self.layers:
-            x = layer(x, rope, attend)
-        return self.norm(x)
+        layers = [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        return kernels.run_layers(layers, x, self.rope(positions, x.dtype), attend, self.norm.weight)
 
 
 class TalkerModel(nn.Module):

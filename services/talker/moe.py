@@ -76,47 +76,53 @@ class SparseMoe(nn.Module):
         return MoeWeights(self.gate.weight, gate_up, down, shared, shared_gate, experts)
 
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+Gated = Callable[[torch.Tensor], torch.Tensor]
+"""Gates and ups (..., 2 n) to inner values (..., n)."""
 
-RunExperts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, MoeWeights, Activation], torch.Tensor]
+RunExperts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, MoeWeights, Gated], torch.Tensor]
 """The weighted sum of each token's experts, (tokens, hidden), of: x (tokens, hidden); its `chosen` experts (tokens,
-wanted) int64; their `weights` (tokens, wanted) of x's dtype; the layer's weights; the activation."""
+wanted) int64; their `weights` (tokens, wanted) of x's dtype; the layer's weights; what makes inner values."""
 
 
-def run_mlp(x: torch.Tensor, w: MlpWeights, activation: Activation) -> torch.Tensor:
+def gated_by(activation: Callable[[torch.Tensor], torch.Tensor]) -> Gated:
+    def gated(gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    return gated
+
+
+def run_mlp(x: torch.Tensor, w: MlpWeights, gated: Gated) -> torch.Tensor:
     """(tokens, hidden), kept."""
-    gate, up = F.linear(x, w.gate_up).chunk(2, dim=-1)
-    return F.linear(activation(gate) * up, w.down)
+    return F.linear(gated(F.linear(x, w.gate_up)), w.down)
 
 
-def run_moe(
-    x: torch.Tensor, w: MoeWeights, spec: MoeSpec, activation: Activation, run_experts: RunExperts
-) -> torch.Tensor:
+def run_moe(x: torch.Tensor, w: MoeWeights, spec: MoeSpec, gated: Gated, run_experts: RunExperts) -> torch.Tensor:
     """Routed experts plus the shared one: (tokens, hidden), kept."""
     shares = torch.softmax(F.linear(x, w.gate), dim=-1, dtype=torch.float32)
     weights, chosen = shares.topk(spec.experts_per_token, dim=-1)
     if spec.renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
-    routed = run_experts(x, chosen, weights.to(x.dtype), w, activation)
-    return torch.addcmul(routed, torch.sigmoid(F.linear(x, w.shared_gate)), run_mlp(x, w.shared, activation))
+    routed = run_experts(x, chosen, weights.to(x.dtype), w, gated)
+    return torch.addcmul(routed, torch.sigmoid(F.linear(x, w.shared_gate)), run_mlp(x, w.shared, gated))
 
 
 def grouped_experts(
-    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, gated: Gated
 ) -> torch.Tensor:
     """Two grouped matrix products over the tokens sorted by expert. They wait for the device unless torch has a kernel:
     on a CPU, and in bfloat16 on sm_90 and sm_10x."""
     wanted = chosen.shape[1]
     by_expert, order = chosen.flatten().sort(stable=True)
     ends = torch.searchsorted(by_expert, w.experts, right=True, out_int32=True)
-    gate, up = F.grouped_mm(x[order // wanted], w.gate_up, offs=ends).chunk(2, dim=-1)
-    outputs = F.grouped_mm(activation(gate) * up, w.down, offs=ends)
+    inner = gated(F.grouped_mm(x[order // wanted], w.gate_up, offs=ends))
+    outputs = F.grouped_mm(inner, w.down, offs=ends)
     unsorted = torch.empty_like(outputs).index_copy_(0, order, outputs).view(len(x), wanted, -1)
     return (unsorted * weights.unsqueeze(-1)).sum(dim=1)
 
 
 def static_experts(
-    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, activation: Activation
+    x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, gated: Gated
 ) -> torch.Tensor:
     """Plain matrix products of static shapes, for any dtype and device: of few tokens' gathered experts, or of every
     expert with every token, whichever reads less memory."""
@@ -124,12 +130,12 @@ def static_experts(
     if _GATHER_COST * chosen.numel() <= experts:
         rows = chosen.flatten()
         inputs = x.repeat_interleave(chosen.shape[1], dim=0).unsqueeze(-1)
-        gate, up = torch.bmm(gate_up.index_select(0, rows), inputs).chunk(2, dim=1)
+        inner = gated(torch.bmm(gate_up.index_select(0, rows), inputs).squeeze(-1)).unsqueeze(-1)
         down = w.down.transpose(1, 2).index_select(0, rows)
-        outputs = torch.bmm(down, activation(gate) * up).view(*chosen.shape, -1)
+        outputs = torch.bmm(down, inner).view(*chosen.shape, -1)
         return (outputs * weights.unsqueeze(-1)).sum(dim=1)
-    gate, up = F.linear(x, gate_up.flatten(0, 1)).view(len(x), experts, -1).chunk(2, dim=-1)
+    inner = gated(F.linear(x, gate_up.flatten(0, 1)).view(len(x), experts, -1))
     share = x.new_zeros(len(x), experts).scatter_(1, chosen, weights).unsqueeze(-1)
     # Masked, not multiplied by 0: what an expert makes of a token that is not for it may be infinite.
-    inner = torch.where(share > 0, activation(gate) * up * share, 0)  # (tokens, experts, intermediate)
+    inner = torch.where(share > 0, inner * share, 0)  # (tokens, experts, intermediate)
     return torch.bmm(inner.transpose(0, 1), w.down).sum(dim=0)

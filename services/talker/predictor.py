@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from services.common.engine.attention import additive
 from services.talker.family import TalkerSpec, TransformerSpec
 from services.talker.layers import Angles, DecoderLayer, FrameAttention, KeyValueCache, Rope
-from services.talker.sampling import PREPARED_WIDTHS, DrawRules, SamplingRows, draw
+from services.talker.sampling import PREPARED_WIDTHS, DrawRules, SamplingRows
+from services.talker.steps import TORCH, StepKernels
 
 _COMPILED_ROWS = 4  # any number but 0 and 1, for which torch compiles programs of their own
 
@@ -86,6 +87,7 @@ class CodePredictor(nn.Module):
         first_row: torch.Tensor,
         rules: DrawRules,
         noise: torch.Tensor | None,
+        kernels: StepKernels = TORCH,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Completes the frames of a batch.
 
@@ -98,24 +100,23 @@ class CodePredictor(nn.Module):
         Returns:
             All codes (rows, groups) int64, and the sum of their embeddings (rows, hidden).
         """
-        self._run_layers(hidden, cache, self._passes[0])
-        codes, row, total = [first], first_row, first_row
+        self._run_layers(hidden, cache, self._passes[0], None, kernels)
+        codes, row, total, norm = [first], first_row, first_row, self.model.norm.weight
         for group in range(1, self.groups):
-            x = self._run_layers(row, cache, self._passes[group])
-            logits = F.linear(self.model.norm(x), self._heads[group - 1]).float()
-            codes.append(draw(logits, rules, None if noise is None else noise[group]))
+            x = self._run_layers(row, cache, self._passes[group], norm, kernels)
+            logits = F.linear(x, self._heads[group - 1])
+            codes.append(kernels.draw(logits, rules, None if noise is None else noise[group]))
             row = F.embedding(codes[-1], self.embeddings[group - 1])
             total = total + row
         return torch.stack(codes, dim=1), total
 
-    def _run_layers(self, x: torch.Tensor, cache: KeyValueCache, at: Pass) -> torch.Tensor:
-        """The stack on one position of each row: (rows, the talker's hidden) to (rows, hidden)."""
+    def _run_layers(
+        self, x: torch.Tensor, cache: KeyValueCache, at: Pass, norm: torch.Tensor | None, kernels: StepKernels
+    ) -> torch.Tensor:
+        """The stack on one position of each row, as `RunLayers`: (rows, the talker's hidden) to (rows, hidden)."""
         if self.input_projection is not None:
             x = self.input_projection(x)
-        attend = FrameAttention(cache, at.place, at.mask)
-        for layer in self._layers:
-            x = layer.forward(x, at.rope, attend)
-        return x
+        return kernels.run_layers(self._layers, x, at.rope, FrameAttention(cache, at.place, at.mask), norm)
 
 
 class CompiledPredictor:

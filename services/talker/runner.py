@@ -11,7 +11,8 @@ from services.talker.graphs import StepGraphs, StepShape
 from services.talker.layers import DecodeAttention, KeyValueCache, PrefillAttention, PromptChunk
 from services.talker.model import TalkerModel
 from services.talker.predictor import CompiledPredictor
-from services.talker.sampling import Sampling, SamplingRows, draw, penalize, prepared_width, uniform
+from services.talker.sampling import Sampling, SamplingRows, penalize, prepared_width
+from services.talker.steps import TORCH, StepKernels
 
 _LENGTH_STEP = 64  # attention looks at a multiple of this many cached positions: few shapes, little waste
 
@@ -53,6 +54,7 @@ class TalkerRunner:
         positions: longest prompt plus frames of a request.
         capturer: captures every step (`StepGraphs`) in the constructor; None: steps run eagerly.
         compiled: the code predictor is a `CompiledPredictor`. For a CPU, without a capturer.
+        kernels: of steps. Prompts run by torch's operators.
 
     Raises:
         RuntimeError: it cannot be compiled.
@@ -60,10 +62,16 @@ class TalkerRunner:
 
     @torch.inference_mode()  # as all that uses the state: a program is compiled for tensors of one kind
     def __init__(
-        self, model: TalkerModel, slots: int, positions: int, capturer: Capturer | None = None, compiled: bool = False
+        self,
+        model: TalkerModel,
+        slots: int,
+        positions: int,
+        capturer: Capturer | None = None,
+        compiled: bool = False,
+        kernels: StepKernels = TORCH,
     ) -> None:
         spec, sizes, device = model.spec, model.spec.talker, model.device
-        self.model, self.slots, self.positions = model, slots, positions
+        self.model, self.slots, self.positions, self._kernels = model, slots, positions, kernels
         # Zeros, not empty: attention weighs masked positions with 0, and 0 times a stray NaN would be NaN.
         shape = (sizes.layers, slots, sizes.kv_heads, positions + 1, sizes.head_dim)
         self._cache = KeyValueCache(_zeros(shape, model.dtype, device), _zeros(shape, model.dtype, device))
@@ -172,18 +180,19 @@ class TalkerRunner:
             x = self._frame_row[:rows] + model.text_table[text_ids]
             if self._text_states is not None:
                 x = x + model.project_states(self._text_states[:rows])
-            new = model.model(x, rope[:, None].expand(-1, 3), DecodeAttention(self._cache, places, length))
+            attend = DecodeAttention(self._cache, places, length)
+            new = model.model(x, rope[:, None].expand(-1, 3), attend, self._kernels)
             self._hidden[:rows] = torch.where(advances.bool()[:, None], new, self._hidden[:rows])
 
         is_random = shape.width or shape.predictor_width
-        noise = uniform(self._seed[:rows], frames, model.spec.num_code_groups) if is_random else None
+        noise = self._kernels.uniform(self._seed[:rows], frames, model.spec.num_code_groups) if is_random else None
         hidden, speaks = self._hidden[:rows], speaks.bool()[:, None]
         logits = penalize(model.codec_head(hidden).float(), self._seen[:rows], self._penalty[:rows])
         logits.index_fill_(1, self._suppressed, -torch.inf)
         if model.spec.min_frames:
             too_early = (frames < model.spec.min_frames)[:, None]
             logits[:, self._ends] = logits[:, self._ends].masked_fill(too_early, -torch.inf)
-        first = draw(logits, self._rules.first(rows, shape.width), None if noise is None else noise[0])
+        first = self._kernels.draw(logits, self._rules.first(rows, shape.width), None if noise is None else noise[0])
         self._seen[:rows] |= speaks & (self._codes == first.unsqueeze(-1))
 
         first_row = model.embed_codes(first)
@@ -202,7 +211,7 @@ class TalkerRunner:
         if self._compiled is not None and prepared is not None:
             return self._compiled(hidden, first, first_row, self._predictor_rules.first(rows, prepared), noise)
         rules = self._predictor_rules.first(rows, width)
-        return predictor(cache.rows(rows), hidden, first, first_row, rules, noise)
+        return predictor(cache.rows(rows), hidden, first, first_row, rules, noise, self._kernels)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -11,9 +11,9 @@ from services.common.errors import InvalidInput
 from services.talker.family import SamplingDefaults
 
 # SplitMix64's increment and finaliser (Steele, Lea and Flood, 2014), as signed 64-bit integers.
-_GAMMA = 0x9E3779B97F4A7C15 - 2**64
-_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
-_MIX_2 = 0x94D049BB133111EB - 2**64
+GAMMA = 0x9E3779B97F4A7C15 - 2**64
+MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 # fields of Sampling, which of their values are valid, and that in words
@@ -104,10 +104,10 @@ def draw(logits: torch.Tensor, rules: DrawRules, noise: torch.Tensor | None) -> 
     """Draws a code a row, (rows,) int64: temperature, then top-k, then top-p, as transformers' logits warpers do.
 
     Args:
-        logits: (rows, codes) float32.
+        logits: (rows, codes), compared as float32.
         noise: uniform in [0, 1), (rows,) float32. Unused if all rows are greedy.
     """
-    width = min(rules.width, logits.shape[-1])
+    logits, width = logits.float(), min(rules.width, logits.shape[-1])
     if not width or noise is None:
         return logits.argmax(dim=-1)
     values, codes = logits.topk(width, dim=-1)
@@ -139,13 +139,13 @@ def uniform(seeds: torch.Tensor, frames: torch.Tensor, groups: int) -> torch.Ten
     SplitMix64 as a counter-based generator: noise depends on seed, frame and group only.
     """
     counter = frames * groups + torch.arange(groups, device=seeds.device).unsqueeze(-1)
-    mixed = _mix(_mix(seeds + _GAMMA) + (counter + 1) * _GAMMA)
+    mixed = _mix(_mix(seeds + GAMMA) + (counter + 1) * GAMMA)
     return _shift_right(mixed, 40).float() * 2.0**-24
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:
-    z = (z ^ _shift_right(z, 30)) * _MIX_1
-    z = (z ^ _shift_right(z, 27)) * _MIX_2
+    z = (z ^ _shift_right(z, 30)) * MIX_1
+    z = (z ^ _shift_right(z, 27)) * MIX_2
     return z ^ _shift_right(z, 31)
 
 

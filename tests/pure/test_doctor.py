@@ -77,6 +77,7 @@ def problems(report: Report, fatal: bool = True) -> list[str]:
 @pytest.mark.parametrize("architecture", GPUS)
 def test_every_gpu_has_its_paths(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.thinker.device.has_flashinfer_kernels", lambda: False)
+    monkeypatch.setattr("services.talker.execution._triton_lacks", lambda: None)
     report = examine(machine(GPUS[architecture]), ALL)
     assert report.is_healthy
     assert not report.findings
@@ -93,6 +94,7 @@ def test_every_gpu_has_its_paths(architecture: str, monkeypatch: pytest.MonkeyPa
     assert told["talker"] == {
         "step": "CUDA graphs",
         "moe": "grouped matrix products" if grouped else "static matrix products",
+        "kernels": "fused (Triton)",
         "attention": "flash, memory-efficient",
     }
     assert told["code2wav"]["step"] == "CUDA graphs"

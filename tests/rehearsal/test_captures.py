@@ -49,6 +49,26 @@ def largest_and_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs.StepGraphs, "_shapes", two)
 
 
+@pytest.mark.parametrize(("name", "dtype", "way"), [path for path in paths() if path[1] == "bfloat16"])
+@pytest.mark.usefixtures("largest_and_smallest")
+def test_a_talker_s_steps_of_fused_kernels(name: str, dtype: str, way: str):
+    pytest.importorskip("triton")
+    from services.talker.kernels.stack import FUSED
+
+    run_experts = next(
+        run for run in (experts(None, dtype), experts(Accelerator("", (8, 0), 0), dtype)) if run.__name__ == way
+    )
+    label = f"{name} talker, {dtype}, {way}, fused"
+    with fake_gpu() as gpu, torch.inference_mode():
+        model = talker(name, getattr(torch, dtype), run_experts)
+        gpu.ledger.clear()
+        TalkerRunner(model, SLOTS, POSITIONS, CudaGraphs(CUDA), kernels=FUSED)
+        no_faults(gpu)
+        largest, smallest = gpu.ledger.captures
+        goldens.check(f"{label}, {SLOTS} rows of {POSITIONS} positions and all codes", largest)
+        goldens.check(f"{label}, 1 row of 256 positions", smallest)
+
+
 @pytest.mark.parametrize(("name", "dtype", "way"), list(paths()))
 @pytest.mark.usefixtures("largest_and_smallest")
 def test_a_talker_s_steps_and_prompts(name: str, dtype: str, way: str):

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from services.code2wav.family import load_decoder
 from services.common.engine.device import Accelerator, Capturer, CudaGraphs, prepared_device
 from services.talker.engine import TalkerEngine
-from services.talker.execution import experts
+from services.talker.execution import experts, step_kernels
 from services.talker.graphs import StepGraphs
 from services.talker.inputs import Prompt, Text
 from services.talker.model import load_talker
@@ -31,8 +31,9 @@ LEAST, MOST = 0.8, 2.0
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("fused", ["fused, ", ""])
 @pytest.mark.parametrize("name", ["qwen3-omni-30b", "qwen2.5-omni-7b", "qwen3-tts-1.7b"])
-def test_a_captured_frame(name: str, monkeypatch: pytest.MonkeyPatch, record_property) -> None:
+def test_a_captured_frame(name: str, fused: str, monkeypatch: pytest.MonkeyPatch, record_property) -> None:
     """At published sizes, with weights of any values."""
     device = prepared_device("cuda")
     accelerator = Accelerator.of(device)
@@ -42,7 +43,8 @@ def test_a_captured_frame(name: str, monkeypatch: pytest.MonkeyPatch, record_pro
         tensor.data.normal_(std=0.02)
     shapes = StepGraphs._shapes
     monkeypatch.setattr(StepGraphs, "_shapes", lambda self: list(shapes(self))[-1:])
-    runner = TalkerRunner(model, 1, 256, CudaGraphs(device))
+    kernels = step_kernels("auto" if fused else "off", accelerator)
+    runner = TalkerRunner(model, 1, 256, CudaGraphs(device), kernels=kernels)
     runner.assign(0, resolve(model.spec.defaults, seed=1, top_k=50))
     frame = [StepInput(0, 1, 50, 50, Advance(5, 20, 20))]
     runner.step(frame)
@@ -60,9 +62,11 @@ def test_a_captured_frame(name: str, monkeypatch: pytest.MonkeyPatch, record_pro
     used = (
         "grouped_experts" if way.__name__ == "grouped_experts" and name.startswith("qwen3-omni") else "static_experts"
     )
-    recorded = json.loads(FILE.read_text())[f"{name} talker, bfloat16, {used}, 1 row of 256 positions"]["kernels"]
-    record_property(f"{name}: kernels of a frame", kernels)
-    record_property(f"{name}: kernels in the rehearsal", recorded)
+    recorded = json.loads(FILE.read_text())[f"{name} talker, bfloat16, {used}, {fused}1 row of 256 positions"][
+        "kernels"
+    ]
+    record_property(f"{name}: {fused}kernels of a frame", kernels)
+    record_property(f"{name}: {fused}kernels in the rehearsal", recorded)
     assert LEAST <= kernels / recorded <= MOST
 
 

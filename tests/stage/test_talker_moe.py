@@ -5,10 +5,11 @@ import torch
 from torch.nn import functional as F
 
 from services.talker.family import MoeSpec
-from services.talker.moe import MlpWeights, MoeWeights, grouped_experts, run_moe, static_experts
+from services.talker.moe import MlpWeights, MoeWeights, gated_by, grouped_experts, run_moe, static_experts
 from tests.support.stage.replay import ReplayedOps
 
 HIDDEN, INNER = 24, 16
+SILU = gated_by(F.silu)
 SPEC = MoeSpec(experts=32, experts_per_token=3, intermediate=INNER, shared_intermediate=INNER, renormalize=True)
 
 
@@ -34,7 +35,7 @@ def inputs(tokens: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
 def test_static_experts_give_what_grouped_ones_give(tokens: int, dtype: torch.dtype, tolerance: float) -> None:
     w, x = weights(dtype), inputs(tokens, dtype)
-    grouped, static = (run_moe(x, w, SPEC, F.silu, path) for path in (grouped_experts, static_experts))
+    grouped, static = (run_moe(x, w, SPEC, SILU, path) for path in (grouped_experts, static_experts))
     torch.testing.assert_close(static, grouped, rtol=tolerance, atol=tolerance)
 
 
@@ -42,10 +43,10 @@ def test_static_experts_give_what_grouped_ones_give(tokens: int, dtype: torch.dt
 @pytest.mark.parametrize("tokens", [2, 16])
 def test_a_capture_of_static_experts_follows_the_tokens_to_other_experts(tokens: int) -> None:
     w, x = weights(), inputs(tokens)
-    captured = ReplayedOps().capture(lambda: run_moe(x, w, SPEC, F.silu, static_experts))
+    captured = ReplayedOps().capture(lambda: run_moe(x, w, SPEC, SILU, static_experts))
     x.copy_(inputs(100)[:tokens])
     captured.replay()
-    expected = run_moe(x, w, SPEC, F.silu, grouped_experts)
+    expected = run_moe(x, w, SPEC, SILU, grouped_experts)
     torch.testing.assert_close(captured.output, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -56,5 +57,5 @@ def test_an_expert_that_overflows_spoils_only_the_tokens_that_chose_it() -> None
     w.gate_up[expert].fill_(torch.inf)
     spoilt = (chosen == expert).any(dim=1)
     assert 0 < spoilt.sum() < len(x)
-    routed = run_moe(x, w, SPEC, F.silu, static_experts)
+    routed = run_moe(x, w, SPEC, SILU, static_experts)
     assert torch.equal(routed.isfinite().all(dim=1), ~spoilt)

@@ -51,6 +51,8 @@ def cost(
         used = min(weights.shape[0], rows.shape[0])
         read = used * weights.shape[1] * weights.shape[2] * weights.element_size()
         return 2, tensor_bytes(rows) + sum(map(tensor_bytes, outputs)) + read
+    if name == "rotate_and_store":  # of the cache, the new positions
+        return 1, 2 * tensor_bytes(args[0])
     moved = sum(map(tensor_bytes, inputs)) + sum(map(tensor_bytes, written))
     if name == "scaled_dot_product_attention" and any(each.dtype == torch.bool for each in inputs):
         return 3, moved  # the mask becomes a bias

@@ -1,0 +1,59 @@
+"""A stack of layers on one position of each row, with the kernels of this folder between its matrix products."""
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import torch
+from torch.nn import functional as F
+
+from services.talker.kernels.draws import draw
+from services.talker.kernels.gates import silu_and_multiply
+from services.talker.kernels.noise import uniform
+from services.talker.kernels.norms import add_and_norm
+from services.talker.kernels.rotation import rotate_and_store
+from services.talker.layers import Angles, Attend, DecoderLayer, norm
+from services.talker.moe import MlpWeights, run_mlp, run_moe
+from services.talker.steps import StepKernels
+
+
+class StepAttention(Protocol):
+    """Attention of one query a row, in two parts: `look` takes what `slots` gives, once keys and values are stored.
+
+    Attributes:
+        places: (rows,) or (1,) int64, the positions at which they are.
+    """
+
+    places: torch.Tensor
+
+    def slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def look(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor: ...
+
+
+def run_layers(
+    layers: Sequence[DecoderLayer], x: torch.Tensor, rope: Angles, attend: Attend, norm_weight: torch.Tensor | None
+) -> torch.Tensor:
+    """As `steps.run_layers`, with a StepAttention."""
+    step, spec = cast("StepAttention", attend), layers[0].spec
+    normed = norm(x, layers[0].weights.input_norm, spec)
+    for layer, following in zip(layers, [*(each.weights.input_norm for each in layers[1:]), norm_weight], strict=True):
+        w = layer.weights
+        keys, values = step.slots(layer.layer)
+        query = rotate_and_store(F.linear(normed, *w.qkv), w.qk_norm, *rope, step.places, keys, values, spec.norm_eps)
+        if following is None:  # keys and values are all that is wanted
+            return query
+        mixed = step.look(query, keys, values).reshape(len(x), -1)
+        x, normed = add_and_norm(x, F.linear(mixed, *w.o), w.mlp_norm, spec.norm_eps)
+        x, normed = add_and_norm(x, _feed_forward(layer, normed), following, spec.norm_eps)
+    return normed
+
+
+def _feed_forward(layer: DecoderLayer, x: torch.Tensor) -> torch.Tensor:
+    gated, w = silu_and_multiply if layer.spec.activation == "silu" else layer.gated, layer.weights.mlp
+    if isinstance(w, MlpWeights):
+        return run_mlp(x, w, gated)
+    assert layer.moe is not None
+    return run_moe(x, w, layer.moe, gated, layer.run_experts)
+
+
+FUSED = StepKernels(run_layers, draw, uniform)
