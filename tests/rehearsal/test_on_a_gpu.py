@@ -17,7 +17,7 @@ from services.talker.execution import experts, step_kernels
 from services.talker.graphs import StepGraphs
 from services.talker.inputs import Prompt, Text
 from services.talker.model import load_talker
-from services.talker.moe import static_experts
+from services.talker.moe import grouped_experts, static_experts
 from services.talker.runner import Advance, StepInput, TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.speech import SpeechRequest
@@ -43,8 +43,9 @@ def test_a_captured_frame(name: str, fused: str, monkeypatch: pytest.MonkeyPatch
         tensor.data.normal_(std=0.02)
     shapes = StepGraphs._shapes
     monkeypatch.setattr(StepGraphs, "_shapes", lambda self: list(shapes(self))[-1:])
-    kernels = step_kernels("auto" if fused else "off", accelerator)
-    runner = TalkerRunner(model, 1, 256, CudaGraphs(device), kernels=kernels)
+    runner = TalkerRunner(
+        model, 1, 256, CudaGraphs(device), kernels=step_kernels("auto" if fused else "off", accelerator)
+    )
     runner.assign(0, resolve(model.spec.defaults, seed=1, top_k=50))
     frame = [StepInput(0, 1, 50, 50, Advance(5, 20, 20))]
     runner.step(frame)
@@ -58,16 +59,13 @@ def test_a_captured_frame(name: str, fused: str, monkeypatch: pytest.MonkeyPatch
         runner.step(frame)
         torch.cuda.synchronize(device)
     names = [event.name for event in profiled.events() or () if event.device_type == DeviceType.CUDA]
-    kernels = len([each for each in names if not each.startswith(("Memcpy", "Memset"))])
-    used = (
-        "grouped_experts" if way.__name__ == "grouped_experts" and name.startswith("qwen3-omni") else "static_experts"
-    )
-    recorded = json.loads(FILE.read_text())[f"{name} talker, bfloat16, {used}, {fused}1 row of 256 positions"][
-        "kernels"
-    ]
-    record_property(f"{name}: {fused}kernels of a frame", kernels)
-    record_property(f"{name}: {fused}kernels in the rehearsal", recorded)
-    assert LEAST <= kernels / recorded <= MOST
+    count = len([each for each in names if not each.startswith(("Memcpy", "Memset"))])
+    used = "grouped_experts" if way is grouped_experts and name.startswith("qwen3-omni") else "static_experts"
+    step = f"{name} talker, bfloat16, {used}, {fused}1 row of 256 positions"
+    recorded = json.loads(FILE.read_text())[step]["kernels"]
+    record_property(f"{step}: kernels", count)
+    record_property(f"{step}: kernels in the rehearsal", recorded)
+    assert LEAST <= count / recorded <= MOST
 
 
 async def spoken(checkpoint: Path, device: torch.device, capturer: Capturer | None) -> tuple[np.ndarray, torch.Tensor]:
@@ -75,7 +73,8 @@ async def spoken(checkpoint: Path, device: torch.device, capturer: Capturer | No
     _, model = load_talker(str(checkpoint), device, torch.float32)
     if capturer is not None:
         model.use_experts(static_experts)
-    engine = TalkerEngine(TalkerRunner(model, 2, 300, capturer))
+    kernels = step_kernels("auto", Accelerator.of(device))
+    engine = TalkerEngine(TalkerRunner(model, 2, 300, capturer, kernels=kernels))
     prompt = Prompt(torch.arange(30, 60), torch.full((30,), -1), torch.arange(30)[:, None].expand(-1, 3))
     rules = resolve(model.spec.defaults, temperature=0, seed=1, max_frames=40)
     speech = engine.submit(SpeechRequest(prompt, Text(range(30, 70)), rules))

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -76,7 +76,7 @@ def machines() -> dict[str, Run]:
     runs["sm_90"] = Run(H100, EACH | SOME)
     runs["sm_120"] = Run(PRO_6000, EACH | deployed())
     for name, gpu in KERNELS.items():
-        with_kernels = Gpu(**asdict(gpu) | {"flashinfer_kernels": True})
+        with_kernels = replace(gpu, flashinfer_kernels=True)
         runs[f"{name}, FlashInfer"] = Run(with_kernels, {"30B": EACH["30B"]})
     return runs | {"sm_75": Run(T4, {"float16": Case("30B", ("--dtype=float16",))})}
 

@@ -100,6 +100,7 @@ def _of_model(config: Any) -> dict[str, Any]:
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.layers import rotary_embedding
     from vllm.model_executor.layers.attention import Attention
+    from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
     from vllm.model_executor.model_loader.utils import initialize_model
     from vllm.platforms import current_platform
     from vllm.utils.torch_utils import set_default_torch_dtype
@@ -122,7 +123,7 @@ def _of_model(config: Any) -> dict[str, Any]:
         config.attention_config.backend = None
         heads = shape.get_num_attention_heads(config.parallel_config)
         own_choice = get_attn_backend(shape.get_head_size(), shape.dtype, cache.cache_dtype, num_heads=heads)
-    rotary = [layer for layer in model.modules() if isinstance(layer, rotary_embedding.MRotaryEmbedding)]
+    rotary = [layer for layer in model.modules() if isinstance(layer, MRotaryEmbedding)]
     settings = settings_of(config)
     assert settings is not None
     return {
@@ -132,7 +133,7 @@ def _of_model(config: Any) -> dict[str, Any]:
         "attention_of_vllm": own_choice.get_name(),
         "rotary_embedding": sorted({layer._forward_method.__name__ for layer in rotary}),
         "block_tokens": cache.block_size,
-        "kv_bytes_per_token": kv_bytes_per_slot(specs),
+        "kv_bytes_per_token": kv_bytes_per_slot({name: spec for name, spec in specs.items() if spec is not None}),
         "row_bytes_per_token": row_bytes(settings.kinds, shape.dtype),
     }
 

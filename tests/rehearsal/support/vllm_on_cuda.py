@@ -24,7 +24,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 _COMPILED = (
     "vllm._C_stable_libtorch",
@@ -120,7 +120,7 @@ def _torch() -> None:
 class _EmptyModule(ModuleType):
     """Has every name: classes for those in capitals, functions that agree for the others, by a number."""
 
-    __path__ = ()
+    __path__: ClassVar = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -168,7 +168,7 @@ def _operators() -> None:
             return lambda function: function  # of a stub: torch would not find it
         return register_fake(op, *arguments, **options)
 
-    torch._ops._OpNamespace.__getattr__ = lookup_or_stub
+    setattr(torch._ops._OpNamespace, "__getattr__", lookup_or_stub)  # noqa: B010
     torch.library.register_fake = register_fake_of_known
 
 
