@@ -1,7 +1,8 @@
 """vLLM on GPUs that are not here does what the thinker's log line, the doctor and the budget say.
 
 vLLM's own configuration under its CUDA platform, for five architectures and Turing: see `support/vllm_on_cuda.py`. With
-the unpacked wheel of a build for CUDA on PYTHONPATH it is that vLLM's.
+the unpacked wheel of a build for CUDA on PYTHONPATH it is that vLLM's. Of 0.33, leave sm_100 out of KERNELS:
+FlashInfer's layers take memory of the GPU there when they are made.
 """
 
 import importlib.metadata
