@@ -21,10 +21,13 @@ GPUS = {
 def lines(budget: Budget) -> Iterator[str]:
     yield from share_lines(budget)
     yield ""
+    yield "# for .env"
     if budget.layout.used == [0]:
-        yield "# for .env"
         yield from (f"{name}={value}" for name, value in budget.settings.items())
     else:
+        for stage, settings in settings_by_stage(budget).items():
+            yield from (f"QUARTET_{stage}_{name}".upper() + f"={value}" for name, value in settings.items())
+        yield ""
         yield "# for quartet up"
         yield from up_flags(budget)
 

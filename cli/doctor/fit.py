@@ -7,7 +7,7 @@ from typing import Any
 from cli.budget import GIB
 from cli.budget_report import share_lines
 from cli.check import HOST_BYTES, too_large
-from cli.doctor.judge import Finding, place
+from cli.doctor.judge import Finding, judge_turns, place
 from cli.doctor.machine import Machine
 from cli.gpu_plan import planned, sets_thinker_memory, thinker_misfit
 from cli.gpus import of_devices
@@ -65,6 +65,7 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
         return lines, findings
     misfit = thinker_misfit(found.budget, thinker)
     findings = (*findings, *([Finding(misfit)] if misfit else ()))
+    findings = (*findings, *judge_turns(machine, {share.stage: share.gpus for share in found.budget.shares}))
     if flags := [f"--{kind}-arg={flag}" for kind, own in found.flags.items() for flag in own]:
         text = f"`quartet up` gives these flags by itself, and other ways to start need them: {' '.join(flags)}"
         findings = (*findings, Finding(text, fatal=False))

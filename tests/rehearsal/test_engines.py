@@ -54,14 +54,14 @@ def request(spec: TalkerSpec, seed: int) -> SpeechRequest:
     positions = torch.arange(PROMPT)[:, None].expand(-1, 3)
     prompt = Prompt(torch.full((PROMPT,), 5), torch.full((PROMPT,), -1), positions, states=states)
     sampling = resolve(spec.defaults, seed=seed, max_frames=FRAMES, top_k=50)
-    text_states = torch.zeros(4, spec.state_width, dtype=torch.bfloat16) if spec.text_has_states else None
+    text_states = torch.zeros(4, spec.state_width or 0, dtype=torch.bfloat16) if spec.text_has_states else None
     return SpeechRequest(prompt, Text(range(5, 9), text_states), sampling)
 
 
 async def speak(engine: TalkerEngine, seed: int) -> int:
     speech = engine.submit(request(engine.spec, seed))
     speech.finish_text()
-    return len([frame async for frame in speech.frames()])
+    return sum([len(frames) async for frames in speech.frames()])
 
 
 class CountingRunner(TalkerRunner):

@@ -1,7 +1,7 @@
 """vLLM's Qwen2.5-Omni thinker. It records states for a talker, and places the sound of a video as transformers does."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from vllm.config import VllmConfig
@@ -44,6 +44,11 @@ class RecordingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
 
     Without our connector in the config it equals its base class.
     """
+
+    # The base class misnames the vision tower's layer, and would quantize it where the checkpoint does not.
+    packed_modules_mapping: ClassVar[dict[str, list[str]]] = (
+        Qwen2_5OmniThinkerForConditionalGeneration.packed_modules_mapping | {"qkv": ["q", "k", "v"]}
+    )
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         thinker_config = vllm_config.model_config.hf_config.thinker_config

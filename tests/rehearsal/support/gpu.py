@@ -200,12 +200,25 @@ def prepare_torch() -> Callable[[], None]:
     fake_tensor.CONSTANT_NUMEL_LIMIT = -1  # a fake tensor that knows its value would answer `item`
     setattr(FakeTensorMode, "avoid_device_init", property(lambda self: True))  # noqa: B010
     torch._C._set_only_lift_cpu_tensors(True)
-    torch.__future__.set_overwrite_module_params_on_conversion(True)  # `module.to` takes no fake tensor otherwise
+    apply = torch.nn.Module._apply
+    setattr(torch.nn.Module, "_apply", _apply)  # noqa: B010
 
     def restore() -> None:
         fake_tensor.CONSTANT_NUMEL_LIMIT = limit
         setattr(FakeTensorMode, "avoid_device_init", device_init)  # noqa: B010
         torch._C._set_only_lift_cpu_tensors(only_cpu)
-        torch.__future__.set_overwrite_module_params_on_conversion(False)
+        torch.nn.Module._apply = apply
 
     return restore
+
+
+def _apply(module: torch.nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    """`module.to` and its like. torch's own exchanges tensors in place, which it refuses for fake ones."""
+    for child in module.children() if recurse else ():
+        child._apply(fn)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters(recurse=False):
+            setattr(module, name, torch.nn.Parameter(fn(parameter), parameter.requires_grad))
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, fn(buffer))
+    return module

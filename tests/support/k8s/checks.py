@@ -9,11 +9,9 @@ from typing import Any
 
 from tests.support.k8s.edges import routing_problems
 from tests.support.k8s.lifecycle import lifecycle_problems
-from tests.support.k8s.objects import PORTS, USER, Cluster, Object, containers, pod_of, settings_classes, stages_of
+from tests.support.k8s.objects import USER, Cluster, Object, containers, pod_of, settings_classes
+from tests.support.k8s.resources import resource_problems
 
-QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
-SCALE = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-SCALE |= {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
 # By "parent.key" or "key": the values the API server takes there, as far as these manifests use the key.
 ENUMS = {
     "protocol": {"TCP", "UDP", "SCTP"},
@@ -43,21 +41,19 @@ ENUMS = {
 def problems(objects: list[Object]) -> list[str]:
     """Everything wrong with the objects of one overlay."""
     cluster = Cluster(objects)
-    checks = (_selectors, _security, _volumes, lifecycle_problems, _services, _resources, _enums, routing_problems)
+    checks = (
+        _selectors,
+        _security,
+        _volumes,
+        lifecycle_problems,
+        _services,
+        resource_problems,
+        _enums,
+        routing_problems,
+    )
     found = [*_names(cluster), *_environment(cluster)]
     # without settings that load, the other checks have nothing to compare with
     return found or [line for check in checks for line in check(cluster)]
-
-
-def amount(quantity: Any) -> float:
-    """A Kubernetes quantity as a number.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not (match := QUANTITY.fullmatch(str(quantity))):
-        raise ValueError(f"{quantity!r} is no quantity")
-    return float(str(quantity).removesuffix(match[2] or "")) * SCALE[match[2] or ""]
 
 
 def _names(cluster: Cluster) -> Iterator[str]:
@@ -222,56 +218,6 @@ def _services(cluster: Cluster) -> Iterator[str]:
                 yield f"Service {name}: its pods have no port {port['name']}"
         if name != "gateway" and (spec.get("clusterIP"), spec.get("publishNotReadyAddresses")) != ("None", True):
             yield f"Service {name}: the gateway does not see each of its replicas"
-
-
-def _resources(cluster: Cluster) -> Iterator[str]:
-    version = cluster.version
-    for each in cluster.of("Deployment"):
-        name = each["metadata"]["name"]
-        for container in containers(pod_of(each)):
-            where = f"Deployment {name}, container {container['name']}"
-            image, _, tag = container["image"].partition(":")
-            variant = "" if image == "quartet-gateway" else f"-{'cuda' if 'nvidia.com/gpu' in str(each) else 'cpu'}"
-            if tag != version + variant or image not in [f"quartet-{stage}" for stage in PORTS]:
-                yield f"{where}: image {container['image']}, not of version {version}{variant}"
-            if container in pod_of(each)["containers"] and image != f"quartet-{name}":
-                yield f"{where}: runs {image}"
-            if {"cpu", "memory"} - set(container["resources"]["requests"]) or "memory" not in container["resources"][
-                "limits"
-            ]:
-                yield f"{where}: resources are incomplete"
-    for path, quantity in _quantities(cluster.objects):
-        try:
-            amount(quantity)
-        except ValueError as error:
-            yield f"{path}: {error}"
-    for each in cluster.of("Deployment"):
-        for container in containers(pod_of(each)):
-            for what, limit in container["resources"]["limits"].items():
-                request = container["resources"]["requests"].get(what, limit)
-                if (
-                    QUANTITY.fullmatch(str(limit))
-                    and QUANTITY.fullmatch(str(request))
-                    and amount(request) > amount(limit)
-                ):
-                    yield f"Deployment {each['metadata']['name']}: requests {request} of {what}, limit {limit}"
-    gpus = [stage for stage in stages_of(cluster) if "nvidia.com/gpu" in str(cluster.get("Deployment", stage))]
-    if gpus not in ([], stages_of(cluster)):
-        yield f"only {gpus} have GPUs"
-
-
-def _quantities(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, list):
-        for element in value:
-            yield from _quantities(element, path)
-    elif isinstance(value, dict):
-        for key, member in value.items():
-            if key in ("requests", "limits"):
-                yield from ((f"{path}.{key}.{what}", quantity) for what, quantity in member.items())
-            elif key in ("sizeLimit", "averageValue"):
-                yield f"{path}.{key}", member
-            else:
-                yield from _quantities(member, f"{path}.{key}")
 
 
 def _enums(cluster: Cluster) -> Iterator[str]:

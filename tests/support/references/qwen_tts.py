@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, wraps
 from pathlib import Path
@@ -32,17 +32,28 @@ _ABSENT_KALDI = ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.k
 
 def load_codec(folder: Path) -> Any:
     """The reference's codec, Qwen3TTSTokenizerV2Model, of a checkpoint's folder `speech_tokenizer`: float32, eval."""
+    return _loaded(new_codec(json.loads((folder / "config.json").read_text())), folder)
+
+
+def new_codec(config: Mapping[str, Any]) -> nn.Module:
+    """The reference's codec of a config.json, without values."""
     package = _package()
-    model = package.codec.Qwen3TTSTokenizerV2Model(
-        package.codec_config.Qwen3TTSTokenizerV2Config(**_config(folder / "config.json"))
+    return package.codec.Qwen3TTSTokenizerV2Model(
+        package.codec_config.Qwen3TTSTokenizerV2Config(**_without_classes(config))
     )
-    return _loaded(model, folder)
+
+
+def new_model(config: Mapping[str, Any]) -> Any:
+    """The reference's Qwen3TTSForConditionalGeneration of a config.json, without values and codec."""
+    package = _package()
+    return package.model.Qwen3TTSForConditionalGeneration(package.config.Qwen3TTSConfig(**_without_classes(config)))
 
 
 def load_speaker_encoder(folder: Path) -> Callable[[np.ndarray], torch.Tensor]:
     """The reference's `extract_speaker_embedding` of a checkpoint, for sound (samples,) float32 at 24 kHz."""
     package = _package()
-    config = package.config.Qwen3TTSSpeakerEncoderConfig(**_config(folder / "config.json")["speaker_encoder_config"])
+    stated = json.loads((folder / "config.json").read_text())["speaker_encoder_config"]
+    config = package.config.Qwen3TTSSpeakerEncoderConfig(**_without_classes(stated))
     encoder = package.model.Qwen3TTSSpeakerEncoder(config)
     tensors = load_file(folder / "model.safetensors")
     prefix = "speaker_encoder."
@@ -55,10 +66,7 @@ def load_model(folder: Path) -> Any:
     """The reference's Qwen3TTSForConditionalGeneration of a whole checkpoint: float32, eval, with its codec."""
     from transformers import AutoFeatureExtractor
 
-    package = _package()
-    model = package.model.Qwen3TTSForConditionalGeneration(
-        package.config.Qwen3TTSConfig(**_config(folder / "config.json"))
-    )
+    package, model = _package(), new_model(json.loads((folder / "config.json").read_text()))
     _loaded(model, folder)
     tokenizer = package.tokenizer.Qwen3TTSTokenizer()
     tokenizer.model = load_codec(folder / "speech_tokenizer")
@@ -78,13 +86,10 @@ def load_tts(folder: Path) -> Any:
     return package.inference.Qwen3TTSModel(model, processor, model.generate_config)
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _without_classes(config: Mapping[str, Any]) -> dict[str, Any]:
     """A config.json without the keys that the config classes set themselves, in its parts too."""
-    return json.loads(path.read_text(), object_hook=_without_class)
-
-
-def _without_class(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype")}
+    kept = ((key, value) for key, value in config.items() if key not in ("model_type", "dtype", "torch_dtype"))
+    return {key: _without_classes(value) if isinstance(value, dict) else value for key, value in kept}
 
 
 def _loaded(model: nn.Module, folder: Path) -> nn.Module:

@@ -19,7 +19,7 @@ TEXT = {
 }
 TALKER = {"hidden_size": 896, "intermediate_size": 18_944, "num_hidden_layers": 24, "vocab_size": 8448}
 TALKER |= {"num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 128}
-TTS_BYTES = {"TTS 1.7B": (2048, 3_900_000_000), "TTS 0.6B": (1024, 1_800_000_000)}  # width; computed, codec included
+TTS = {"TTS 1.7B": (2048, 1_928_677_440), "TTS 0.6B": (1024, 914_643_008)}  # width; parameters, without the codec
 
 
 def _omni_2_5(size: str) -> Sizes:
@@ -27,13 +27,13 @@ def _omni_2_5(size: str) -> Sizes:
     return omni_2_5(config, [(PREFIXES[stage], 2 * count) for stage, count in PARAMETERS[size].items()])
 
 
-def _tts(width: int, file_bytes: int) -> Sizes:
+def _tts(width: int, parameters: int) -> Sizes:
     talker = {"text_vocab_size": 151_936, "hidden_size": width, "num_hidden_layers": 28, "num_key_value_heads": 8}
-    return tts({"dtype": "bfloat16", "talker_config": talker | {"head_dim": 128}}, [("talker.", file_bytes)])
+    return tts({"dtype": "bfloat16", "talker_config": talker | {"head_dim": 128}}, [("talker.", 2 * parameters)])
 
 
 PUBLISHED = {
     "30B": OMNI_3,
     **{size: _omni_2_5(size) for size in PARAMETERS},
-    **{name: _tts(*sizes) for name, sizes in TTS_BYTES.items()},
+    **{name: _tts(*sizes) for name, sizes in TTS.items()},
 }
