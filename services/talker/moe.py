@@ -121,6 +121,11 @@ def grouped_experts(
     return (unsorted * weights.unsqueeze(-1)).sum(dim=1)
 
 
+def gathers(tokens: int, spec: MoeSpec) -> bool:
+    """Whether `static_experts` gathers the experts of so many tokens, which is then less to read."""
+    return _GATHER_COST * tokens * spec.experts_per_token <= spec.experts
+
+
 def static_experts(
     x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, w: MoeWeights, gated: Gated
 ) -> torch.Tensor:

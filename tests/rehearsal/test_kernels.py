@@ -13,18 +13,19 @@ pytest.importorskip("triton")
 
 import triton
 
-from services.talker.kernels import draws, gates, noise, norms, rotation
+from services.talker.kernels import combination, draws, gates, noise, norms, rotation, routing
 
 pytestmark = pytest.mark.long
 ARCHITECTURES = (80, 89, 90, 100, 120)
 DTYPES = {"bfloat16": "*bf16", "float16": "*fp16", "float32": "*fp32"}
 INTERPRETED = Path(__file__).with_name("interpreted_kernels.py")
-INTEGERS = ("places", "codes", "drawn", "seeds", "frames")
+INTEGERS = ("places", "codes", "drawn", "seeds", "frames", "chosen", "tokens", "experts")
 FLOATS = ("temperature", "top_p", "noise")
 SIZES = (
     *("angle_row", "place_row", "key_row", "key_head", "key_position", "value_row", "value_head", "value_position"),
     *("size", "count", "width", "cut_row", "groups", "rows"),
 )
+ROUTES = {"EXPERTS": 128, "WANTED": 6, "RENORMALIZE": True, "BLOCK": 128}
 # Each kernel with its constants, as at published sizes.
 KERNELS: list[tuple[Any, dict[str, Any], int]] = [
     (norms._add_and_norm, {"SIZE": 896, "BLOCK": 1024}, 4),
@@ -33,6 +34,9 @@ KERNELS: list[tuple[Any, dict[str, Any], int]] = [
     (noise._uniform, {"BLOCK": 64}, 4),
     (rotation._rotate_and_store, {"HEADS": 16, "KV_HEADS": 8, "SIZE": 128, "BLOCK": 128, "IS_NORMED": True}, 1),
     (rotation._rotate_and_store, {"HEADS": 12, "KV_HEADS": 4, "SIZE": 128, "BLOCK": 128, "IS_NORMED": False}, 1),
+    (routing._route_all, ROUTES | {"ROW_BLOCK": 1}, 4),
+    (routing._route_all, ROUTES | {"ROW_BLOCK": 64}, 8),
+    (combination._combine_and_norm, {"WANTED": 6, "SIZE": 1024, "BLOCK": 1024}, 4),
     (draws._draw, {"BLOCK": 64, "LOGITS_BLOCK": 2048}, 1),
     (draws._draw, {"BLOCK": 4096, "LOGITS_BLOCK": 4096}, 4),
 ]
@@ -43,7 +47,7 @@ def type_of(argument: str, dtype: str) -> str:
         return "*fp32"
     if argument in INTEGERS:
         return "*i64"
-    return {"eps": "fp32", "cut": "*i1"}.get(argument, "i32" if argument in SIZES else dtype)
+    return {"eps": "fp32", "cut": "*i1", "ends": "*i32"}.get(argument, "i32" if argument in SIZES else dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -87,6 +91,8 @@ def test_operators_that_write_say_so() -> None:
             torch.ops.quartet.silu_and_multiply.default,
             torch.ops.quartet.draw_of_best.default,
             torch.ops.quartet.uniform.default,
+            torch.ops.quartet.route.default,
+            torch.ops.quartet.combine_and_norm.default,
         )
     }
     assert written.pop("quartet.rotate_and_store.default") == ["keys", "values"]

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from services.talker.kernels.draws import draw
+from services.talker.kernels.experts import run_moe_and_norm
 from services.talker.kernels.gates import silu_and_multiply
 from services.talker.kernels.noise import uniform
 from services.talker.kernels.norms import add_and_norm
@@ -44,16 +45,21 @@ def run_layers(
             return query
         mixed = step.look(query, keys, values).reshape(len(x), -1)
         x, normed = add_and_norm(x, F.linear(mixed, *w.o), w.mlp_norm, spec.norm_eps)
-        x, normed = add_and_norm(x, _feed_forward(layer, normed), following, spec.norm_eps)
+        x, normed = _feed_forward(layer, x, normed, following)
     return normed
 
 
-def _feed_forward(layer: DecoderLayer, x: torch.Tensor) -> torch.Tensor:
-    gated, w = silu_and_multiply if layer.spec.activation == "silu" else layer.gated, layer.weights.mlp
+def _feed_forward(
+    layer: DecoderLayer, x: torch.Tensor, y: torch.Tensor, following: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x` plus the feed-forward of its norm `y`, and the following norm of that."""
+    eps, w = layer.spec.norm_eps, layer.weights.mlp
+    gated = silu_and_multiply if layer.spec.activation == "silu" else layer.gated
     if isinstance(w, MlpWeights):
-        return run_mlp(x, w, gated)
+        return add_and_norm(x, run_mlp(y, w, gated), following, eps)
     assert layer.moe is not None
-    return run_moe(x, w, layer.moe, gated, layer.run_experts)
+    done = run_moe_and_norm(x, y, w, layer.moe, gated, layer.run_experts, following, eps)
+    return done or add_and_norm(x, run_moe(y, w, layer.moe, gated, layer.run_experts), following, eps)
 
 
 FUSED = StepKernels(run_layers, draw, uniform)
