@@ -9,7 +9,7 @@ from services.talker.sampling import DrawRules
 
 
 def draw(logits: torch.Tensor, rules: DrawRules, noise: torch.Tensor | None) -> torch.Tensor:
-    """As `sampling.draw`. Sums are of another order, so a number in about ten million draws may get the next code."""
+    """As `sampling.draw`. Sums round in another order: noise on the very edge of two codes may draw the other."""
     width = min(rules.width, logits.shape[-1])
     if width <= 1 or noise is None:
         return sampling.draw(logits, rules, noise)
