@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from services.thinker.config import ThinkerSettings
 
 WEIGHTS = "adapter_model.safetensors"
@@ -43,6 +41,8 @@ def adapted_layers(settings: ThinkerSettings, *, on_cpu: bool) -> list[str]:
 
 def _layers_of(name: str, folder: Path) -> set[str]:
     """Of the adapter `name` in `folder`."""
+    from safetensors import SafetensorError, safe_open  # not there where only a gateway is installed
+
     try:
         with safe_open(folder / WEIGHTS, framework="np") as file:
             parts = {part_of(module_of(tensor)) for tensor in file.keys()}  # noqa: SIM118, not a dict
