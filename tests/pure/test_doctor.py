@@ -1,6 +1,7 @@
 """`quartet doctor`: which paths the stages take on which GPU, what is refused, and this very machine."""
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,21 @@ def test_what_is_in_the_way_is_one_line(facts: dict[str, Any], said: str) -> Non
     assert not report.is_healthy
     assert said in problems(report)[0]
     assert f"will not start: {problems(report)[0]}\n" in text(report)
+
+
+def test_a_decoder_s_dtype_depends_on_its_device(tmp_path: Path) -> None:
+    config = {"model_type": "qwen2_5_omni", "talker_config": {}, "dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def dtypes(*flags: str) -> dict[str, tuple[str, str]]:
+        report = examine(machine(WORKSTATION), OMNI[1:], str(tmp_path), flags={"code2wav": flags})
+        return {each.stage: (each.dtype, {"dtype": "", **paths(report)[each.stage]}["dtype"]) for each in report.stages}
+
+    assert dtypes() == {"talker": ("float16", ""), "code2wav": ("bfloat16", "bfloat16")}
+    assert dtypes("--dtype=float32")["code2wav"] == ("float32", "float32")
+    assert dtypes("--device=cpu")["code2wav"] == ("float32", "float32")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "qwen3_omni_moe"}))
+    assert dtypes()["code2wav"] == ("float16", "float16")
 
 
 @pytest.mark.parametrize(
