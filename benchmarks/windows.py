@@ -3,6 +3,10 @@ made whole, for several windows.
 
     python -m benchmarks.windows
     python -m benchmarks.windows --layers 3 --hidden 72
+    python -m benchmarks.windows --dtype bfloat16 float16
+
+With `--dtype` the cut stays and the dtype of the transformer's layers changes: mel frames and sound are compared with
+those of float32, on the same codes, noise and voice. So is what the cut itself changes.
 
 The model has as many layers as the published one at a smaller width, with weights that are random, or random and
 sharpened: queries and keys three times as large, so that attention is near to a choice, and its outputs four times, so
@@ -11,6 +15,7 @@ then decays slower than with trained or plainly random weights.
 """
 
 import argparse
+import math
 import sys
 from typing import Any
 
@@ -18,18 +23,22 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from services.code2wav.family import load_decoder
 from services.code2wav.windows import Windows
 from services.families.qwen2_5_omni.code2wav import WINDOWS, Token2Wav, new_decoder
+from services.families.qwen2_5_omni.tiny.token2wav import LOG_MEL_MEAN, random_weights
 from services.families.qwen2_5_omni.token2wav.flow import MelWindow
 from services.families.qwen2_5_omni.voices import VoicePreset
 
 SHARP = {"to_q.": 3.0, "to_k.": 3.0, "to_out.": 4.0}
 CODES = 1000
+UTTERANCES = 3
+DECIBELS = 20 / math.log(10)  # of a natural logarithm of an amplitude, which mel frames have
 console = Console(width=None if sys.stdout.isatty() else 120)
 
 
-def random_decoder(layers: int, hidden: int, sharp: bool) -> Token2Wav:
-    """A model with a small vocoder, which is not used, and a voice."""
+def random_decoder(layers: int, hidden: int, sharp: bool, dtype: torch.dtype = torch.float32) -> Token2Wav:
+    """A model with a small vocoder and a voice."""
     part: dict[str, Any] = {
         "dit_config": {
             "hidden_size": hidden,
@@ -51,8 +60,18 @@ def random_decoder(layers: int, hidden: int, sharp: bool) -> Token2Wav:
             gain = next((gain for key, gain in SHARP.items() if key in name), 1.0) if sharp else 1.0
             scale = 1.0 if "codec_embed" in name else parameter[0].numel() ** -0.5
             parameter.data.normal_(std=gain * scale)
+    decoder.cast(dtype)
     decoder.requires_grad_(False).eval().precompute()
     return decoder
+
+
+def make_speechlike(decoder: Token2Wav) -> None:
+    """Moves mel frames to the level of speech, and gives the vocoder weights that keep its signal's size."""
+    decoder.dit.proj_out.bias.fill_(LOG_MEL_MEAN)
+    torch.manual_seed(1)
+    for name, parameter in decoder.vocoder.named_parameters():
+        parameter.copy_(random_weights(f".{name}", parameter.shape))
+    decoder.vocoder.conv_post.weight.mul_(0.01)  # so that nothing clips
 
 
 def mel_by(
@@ -92,14 +111,60 @@ def rows_of(decoder: Token2Wav, settings: list[Windows], frames: int) -> list[li
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=22)
-    parser.add_argument("--hidden", type=int, default=96)
-    parser.add_argument("--frames", type=int, default=204, help="codes of the utterance, 50 a second")
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+def snr_db(reference: torch.Tensor, other: torch.Tensor) -> float:
+    return float(10 * torch.log10(reference.var() / (other - reference).square().mean()))
+
+
+@torch.inference_mode()
+def decoded(
+    options: argparse.Namespace, weights: str, dtype: torch.dtype, windows: Windows
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Mel frames, (frames, bins), and sound, (samples,), of some utterances. Their codes, noise and voices, and the
+    weights, are always the same."""
+    torch.manual_seed(0)
+    if options.model:
+        loaded = load_decoder(options.model, str(dtype).removeprefix("torch."), "cpu")
+        assert isinstance(loaded, Token2Wav), "the checkpoint is of another family"
+        decoder = loaded
+    else:
+        decoder = random_decoder(options.layers, options.hidden, weights == "sharpened", dtype)
+        make_speechlike(decoder)
+    known = list(decoder.voices.values())
+    made: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for seed in range(UTTERANCES):
+        torch.manual_seed(seed)
+        voice = known[seed % len(known)] if options.model else VoicePreset(0, torch.randn(192), torch.randn(30, 80))
+        codes, noise = torch.randint(CODES, (options.frames,)), torch.randn(2 * options.frames, 80)
+        rows = decoder.dit.voice_rows(voice.conditioning, voice.reference_mel)
+        mel, _ = mel_by(windows, decoder, codes, noise, rows)
+        (sound,) = decoder.vocoder.sound([(decoder.vocoder.new_state(), mel, True)])
+        made.append((mel, sound))
+    return made
+
+
+def measure_dtypes(options: argparse.Namespace) -> None:
+    model = options.model or f"{options.layers} layers of {options.hidden}"
+    table = Table(title=f"{model}, the worst of {UTTERANCES} utterances of {options.frames} codes, against float32")
+    for heading in ("weights", "", "mel SNR dB", "mel distance dB, rms", "most", "sound SNR dB"):
+        table.add_column(heading, justify="right")
+    cases = [(f"{name} layers", getattr(torch, name), WINDOWS) for name in options.dtype]
+    for weights in ("trained",) if options.model else ("random", "sharpened"):
+        reference = decoded(options, weights, torch.float32, WINDOWS)
+        for name, dtype, windows in [*cases, ("no windows", torch.float32, Windows(()))]:
+            pairs = list(zip(reference, decoded(options, weights, dtype, windows), strict=True))
+            distances = [DECIBELS * (other - mel) for (mel, _), (other, _) in pairs]
+            figures = [
+                f"{min(snr_db(mel, other) for (mel, _), (other, _) in pairs):.0f}",
+                f"{max(float(distance.square().mean().sqrt()) for distance in distances):.2f}",
+                f"{max(float(distance.abs().max()) for distance in distances):.2f}",
+                f"{min(snr_db(sound, other) for (_, sound), (_, other) in pairs):.0f}",
+            ]
+            console.print(" | ".join([weights, name, *figures]))
+            table.add_row(weights, name, *figures)
+    console.print(table)
+
+
+def measure_windows(options: argparse.Namespace) -> None:
     contexts = [(0, 0), (12, 12), (24, 12), (48, 12), (24, 24), (48, 24), (48, 36)]
     settings = [Windows(WINDOWS.sizes, past, future) for past, future in contexts]
     settings.append(Windows((36,), 24, 12))  # the chunks of the model's makers
@@ -113,6 +178,22 @@ def main() -> None:
         ):
             table.add_row(*row)
         console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--hidden", type=int, default=96)
+    parser.add_argument("--frames", type=int, default=204, help="codes of the utterance, 50 a second")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", nargs="+", choices=("bfloat16", "float16"), help="of the transformer's layers")
+    parser.add_argument("--model", help="a checkpoint's directory or hub id, to change its dtype")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.dtype:
+        measure_dtypes(options)
+    else:
+        measure_windows(options)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,18 @@ def model_dtype(model: str) -> str:
         raise ValueError(f"--model {model}: {error}") from None
 
 
+def decoder_dtype(model: str, device: str) -> str | None:
+    """What code2wav takes on "cpu" or "cuda:N" for a checkpoint directory, if not its own dtype."""
+    from services.code2wav.family import default_dtype
+
+    try:
+        config = read_config(Path(model))
+        dtype = default_dtype(family_of(config).part("code2wav", config), device.partition(":")[0])
+    except ValueError:  # a hub id, or it has none
+        return None
+    return None if dtype is None else str(dtype).removeprefix("torch.")
+
+
 def stages_of(model: str) -> Sequence[str]:
     """Stages that serve a checkpoint; all if it cannot be read."""
     if is_diffusion(model):

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cli.budget import GIB
 from cli.check import stage_settings
-from cli.doctor.fit import fit, model_dtype
+from cli.doctor.fit import decoder_dtype, fit, model_dtype
 from cli.doctor.judge import Finding, judge_around, judge_machine, judge_turns, judge_vllm, place
 from cli.doctor.machine import Machine
 from cli.sizes import BudgetError
@@ -68,7 +68,7 @@ def examine(
     for stage in stages:
         try:
             settings[stage] = stage_settings(stage, model or "unknown", (flags or {}).get(stage, ()))
-            paths.append(_paths(machine, stage, settings[stage], dtype))
+            paths.append(_paths(machine, stage, settings[stage], dtype, model))
             findings += judge_around(machine, stage, settings[stage])
         except ValueError as error:
             findings.append(Finding(f"{stage}: {error}"))
@@ -84,10 +84,13 @@ def examine(
     return Report(machine, tuple(paths), sizes, tuple(findings))
 
 
-def _paths(machine: Machine, stage: str, settings: Any, dtype: str) -> StagePaths:
+def _paths(machine: Machine, stage: str, settings: Any, dtype: str, model: str | None) -> StagePaths:
     """Raises ValueError: there is no such device."""
     device, accelerator = _thinker_place(machine, settings) if stage == "thinker" else place(machine, settings.device)
-    dtype = dtype if settings.dtype == "auto" else settings.dtype
+    if settings.dtype != "auto":
+        dtype = settings.dtype
+    elif stage == "code2wav" and model is not None:
+        dtype = decoder_dtype(model, device) or dtype
     choices = import_module(f"services.{stage}.execution").choices(settings, accelerator, dtype)
     return StagePaths(stage, device, dtype, tuple(choices))
 

@@ -163,7 +163,8 @@ class Decoder(nn.Module, ABC):
 class DecoderFamily(Protocol):
     """The module `code2wav` of a family.
 
-    Optional constants: `FOLDER`, the decoder's subfolder with its config.json; `DTYPE`, its default dtype.
+    Optional constants: `FOLDER`, the decoder's subfolder with its config.json; `DTYPES`, its default
+    dtypes by type of device, "cpu" and "cuda".
     """
 
     def parameter_of(self, tensor: str) -> str | None:
@@ -176,6 +177,12 @@ class DecoderFamily(Protocol):
         Raises ValueError: the checkpoint has no decoder, or an unsupported one.
         """
         ...
+
+
+def default_dtype(family: Any, device_type: str) -> torch.dtype | None:
+    """What `--dtype=auto` is for a family's module `code2wav`; None: what the checkpoint states."""
+    dtypes: dict[str, torch.dtype] = getattr(family, "DTYPES", {})
+    return dtypes.get(device_type)
 
 
 def load_decoder(
@@ -203,7 +210,7 @@ def load_decoder(
         raise ValueError(f"{model}: {error}") from None
     if dtype == "auto":
         stored = next(iter(tensors.values())).dtype
-        decoder.cast(getattr(family, "DTYPE", None) or compute_dtype(config, stored))
+        decoder.cast(default_dtype(family, on.type) or compute_dtype(config, stored))
     else:
         decoder.cast(getattr(torch, dtype))
     decoder.to(device=on)

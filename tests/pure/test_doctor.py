@@ -1,6 +1,7 @@
 """`quartet doctor`: which paths the stages take on which GPU, what is refused, and this very machine."""
 
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,21 @@ def test_the_least_driver_is_that_of_the_locked_torch() -> None:
         text = " ".join((ROOT / page).read_text().split())
         assert {*re.findall(r"\bdriver (\d+)", text)} == {driver}, page
         assert {*re.findall(r"\bCUDA (\d+\.\d+)", text)} <= {cuda}, page
+
+
+def test_a_decoder_s_dtype_depends_on_its_device(tmp_path: Path) -> None:
+    config = {"model_type": "qwen2_5_omni", "talker_config": {}, "dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def dtypes(*flags: str) -> dict[str, tuple[str, str]]:
+        report = examine(machine(WORKSTATION), OMNI[1:], str(tmp_path), flags={"code2wav": flags})
+        return {each.stage: (each.dtype, {"dtype": "", **paths(report)[each.stage]}["dtype"]) for each in report.stages}
+
+    assert dtypes() == {"talker": ("float16", ""), "code2wav": ("bfloat16", "bfloat16")}
+    assert dtypes("--dtype=float32")["code2wav"] == ("float32", "float32")
+    assert dtypes("--device=cpu")["code2wav"] == ("float32", "float32")
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "qwen3_omni_moe"}))
+    assert dtypes()["code2wav"] == ("float16", "float16")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from cli.budget import CONTEXT_BYTES, MIB, Demand, Layout, Share, other_shares
 from services.common.engine.device import CapturedRun, CudaGraphs
-from services.families.qwen2_5_omni.code2wav import Token2Wav
+from services.families.qwen2_5_omni.code2wav import DTYPES, Token2Wav
 from services.talker.engine import GPU_PREFILL_CHUNK_POSITIONS
 from services.talker.layers import PromptChunk
 from services.talker.moe import grouped_experts
@@ -75,7 +75,7 @@ def test_a_wave_decoder(name: str):
 
 def test_token2wav():
     with fake_gpu() as gpu, torch.inference_mode():
-        made = decoder("qwen2.5-omni-7b", torch.float32)
+        made = decoder("qwen2.5-omni-7b", DTYPES["cuda"])
         assert isinstance(made, Token2Wav)
         made.captured_step(LargestAlone(), made.new_states(DEMAND.decoded_streams), 0)
     assert_fits(gpu.ledger.peak_bytes, share("qwen2.5-omni-7b", "code2wav"))

@@ -18,15 +18,17 @@ from quartet.v1 import code2wav_pb2, server_info_pb2
 from services.code2wav.__main__ import info_of
 from services.code2wav.config import Code2WavSettings
 from services.code2wav.engine import DecodeEngine
-from services.code2wav.family import Decoder, load_decoder
+from services.code2wav.family import Decoder, default_dtype, load_decoder
 from services.code2wav.servicer import check_codes, frames_of
 from services.code2wav.stream import DecodeEnd, Event, Samples
 from services.code2wav.windows import WindowSettings
 from services.common.errors import InvalidInput
 from services.common.rpc.digest import config_digest
 from services.common.stream.tensors import to_message
+from services.families.qwen2_5_omni import code2wav as family
 from services.families.qwen2_5_omni.code2wav import Token2Wav
 from services.families.qwen2_5_omni.tiny.token2wav import randomize, token2wav_config, voices
+from services.families.qwen3_omni import code2wav as codec_family
 from tests.support.clock import until
 from tests.support.stage.replay import ReplayedOps
 
@@ -49,7 +51,8 @@ class Reference:
         torch.save(self.voices, folder / "spk_dict.pt")
         tensors = {f"token2wav.{name}": tensor.contiguous() for name, tensor in self.model.state_dict().items()}
         save_file(tensors, folder / "model.safetensors")
-        whole = {"model_type": "qwen2_5_omni", "talker_config": {}, "token2wav_config": config.to_dict()}
+        whole = {"model_type": "qwen2_5_omni", "dtype": "bfloat16", "talker_config": {}}
+        whole |= {"token2wav_config": config.to_dict()}
         (folder / "config.json").write_text(json.dumps(whole))
 
     def decoder(self, windows: WindowSettings, dtype: str = "auto") -> Token2Wav:
@@ -264,9 +267,20 @@ def test_captured_steps_of_the_flow_give_what_eager_ones_give(reference, windowe
 def test_bfloat16_is_of_the_transformer_alone_and_differs_by_its_rounding(reference, windowed):
     half = reference.decoder(WINDOWS, "bfloat16")
     assert (half.dtype, half.vocoder.conv_pre.weight.dtype) == (torch.bfloat16, torch.float32)
+    made: dict[str, torch.dtype] = {}
+    layer: Any = half.dit.transformer_blocks[1]
+    for name, part in {"layer": layer, "attention": layer.attn, "feed forward": layer.ff}.items():
+        part.register_forward_hook(lambda _, inputs, output, name=name: made.update({name: output.dtype}))
     codes = random_codes(12)
     wide, narrow = decode(windowed, codes), decode(half, codes)
     assert 0 < (wide - narrow).std() < 0.1 * wide.std()
+    assert made == {"layer": torch.float32, "attention": torch.bfloat16, "feed forward": torch.bfloat16}
+
+
+def test_bfloat16_is_the_default_on_a_gpu_and_float32_on_a_cpu(windowed):
+    assert windowed.dtype == default_dtype(family, "cpu") == torch.float32
+    assert default_dtype(family, "cuda") == torch.bfloat16
+    assert default_dtype(codec_family, "cuda") is None
 
 
 async def test_codes_that_have_no_embedding_and_too_many_frames_are_refused(reference, windowed):

@@ -17,7 +17,8 @@ from services.families.qwen2_5_omni.token2wav.flow import Flow, MelWindow, evalu
 from services.families.qwen2_5_omni.token2wav.sizes import SPEAKER_DEFAULTS, DitSizes
 from services.families.qwen2_5_omni.voices import FILE, VoicePreset, read_voices
 
-DTYPE = torch.float32  # the reference's, for any dtype of the checkpoint
+# By type of device, for any dtype of the checkpoint. float32 is the reference's; docs/gpus.md has what bfloat16 loses.
+DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 MEL_FRAMES_PER_SECOND = 100
 # `benchmarks/windows.py` measures the sound of other sizes. The first window must be longer than BigVGAN's delay. The
 # second one is small, so that the third is there in time.
@@ -117,9 +118,8 @@ class Token2Wav(Decoder):
         self._vocoder_lag = -(-vocoder.delay_frames // sizes.repeats)
         self.dit, self.vocoder = Dit(sizes, speaker, evaluation_times()), BigVgan(vocoder)
         self.flow = Flow(self.dit)
-        self._voices: dict[str, VoicePreset] = {}
+        self.voices: dict[str, VoicePreset] = {}
         self._voice_rows: dict[str, torch.Tensor] = {}
-        self._layers_dtype = DTYPE
 
     def prepare(self, folder: Path, settings: WindowSettings) -> None:
         self.use(read_voices(folder), settings.over(self._default_windows()))
@@ -138,7 +138,7 @@ class Token2Wav(Decoder):
             if widths != (self.sizes.enc_emb_dim, self.sizes.mel_dim):
                 wanted = f"{self.sizes.enc_emb_dim} and {self.sizes.mel_dim}"
                 raise ValueError(f"{FILE}: {name}: cond and ref_mel are {widths[0]} and {widths[1]} wide, not {wanted}")
-        self._voices = voices
+        self.voices = voices
         self.spec = replace(
             self.spec,
             lookahead_frames=windows.future + self._vocoder_lag if windows.sizes else most,
@@ -155,22 +155,22 @@ class Token2Wav(Decoder):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The transformer's; all else is float32."""
-        return self._layers_dtype
+        """That of the transformer's layers; all else is float32."""
+        return self.dit.dtype
 
     def cast(self, dtype: torch.dtype) -> None:
-        """Sets the transformer's dtype; `precompute` applies it."""
-        self.to(dtype=DTYPE)
-        self._layers_dtype = dtype
+        """Converts the transformer's layers, and all else to float32."""
+        self.to(dtype=torch.float32)
+        self.dit.cast(dtype)
 
     @torch.inference_mode()
     def precompute(self) -> None:
         device = self.device
-        self.dit.precompute(self._layers_dtype)
+        self.dit.precompute()
         self.flow.precompute(device)
         self._voice_rows = {
             name: self.dit.voice_rows(voice.conditioning.to(device), voice.reference_mel.to(device))
-            for name, voice in self._voices.items()
+            for name, voice in self.voices.items()
         }
 
     def new_states(self, slots: int) -> Token2WavStates:

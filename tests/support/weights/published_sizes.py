@@ -11,6 +11,7 @@ PARAMETERS = {
     "7B": {"thinker": 8_931_813_888, "talker": 1_351_360_256, "code2wav": 449_051_264},
     "3B": {"thinker": 4_703_464_448, "talker": 1_337_007_872, "code2wav": 449_051_264},
 }
+TOKEN2WAV_LAYERS = 184_707_072  # of code2wav's, without modulations: computed in bfloat16
 TEXT = {
     "7B": {"hidden_size": 3584, "intermediate_size": 18_944, "num_hidden_layers": 28, "num_attention_heads": 28}
     | {"num_key_value_heads": 4, "vocab_size": 152_064},
@@ -24,7 +25,10 @@ TTS = {"TTS 1.7B": (2048, 1_928_677_440), "TTS 0.6B": (1024, 914_643_008)}  # wi
 
 def _omni_2_5(size: str) -> Sizes:
     config = {"dtype": "bfloat16", "thinker_config": {"text_config": TEXT[size]}, "talker_config": TALKER}
-    return omni_2_5(config, [(PREFIXES[stage], 2 * count) for stage, count in PARAMETERS[size].items()])
+    counts = {PREFIXES[stage]: count for stage, count in PARAMETERS[size].items()}
+    counts[PREFIXES["code2wav"]] -= TOKEN2WAV_LAYERS
+    counts[f"{PREFIXES['code2wav']}code2wav_dit_model.transformer_blocks.0.attn.to_q.weight"] = TOKEN2WAV_LAYERS
+    return omni_2_5(config, [(name, 2 * count) for name, count in counts.items()])
 
 
 def _tts(width: int, parameters: int) -> Sizes:

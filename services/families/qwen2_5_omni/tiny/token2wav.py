@@ -57,7 +57,7 @@ def voices(bos_token_ids: Mapping[str, int]) -> dict[str, dict[str, Any]]:
 def randomize(model: nn.Module) -> None:
     """Draws the weights of transformers' Qwen2_5OmniToken2WavModel from torch's global generator."""
     for name, parameter in model.named_parameters():
-        parameter.copy_(_weights(name, parameter.shape))
+        parameter.copy_(random_weights(name, parameter.shape))
     dit: Any = model.code2wav_dit_model
     dit.proj_out.bias.fill_(LOG_MEL_MEAN)
     vocoder: Any = model.code2wav_bigvgan_model
@@ -66,7 +66,8 @@ def randomize(model: nn.Module) -> None:
     vocoder.conv_post.weight.mul_(SPEECH_RMS / vocoder(mel).std())
 
 
-def _weights(name: str, shape: torch.Size) -> torch.Tensor:
+def random_weights(name: str, shape: torch.Size) -> torch.Tensor:
+    """A parameter by its published name."""
     if len(shape) < 2:
         return 0.2 * torch.randn(shape)
     if "codec_embed" in name:

@@ -47,9 +47,10 @@ class BlockAttention(nn.Module):
         del self.to_q, self.to_k, self.to_v
 
     def forward(self, x: torch.Tensor, neighbours: Neighbours) -> torch.Tensor:
-        """(2 x blocks, block, hidden), kept."""
+        """(2 x blocks, block, hidden), kept; in the weights' dtype."""
         heads = self._heads
-        new = F.linear(x, self._weight, self._bias).view(*x.shape[:-1], 3 * heads, self._head_dim).transpose(1, 2)
+        new = F.linear(x.to(self._weight.dtype), self._weight, self._bias)
+        new = new.view(*x.shape[:-1], 3 * heads, self._head_dim).transpose(1, 2)
         query, key, value = new.chunk(3, dim=1)
         query, key = (torch.cat([neighbours.rotate(each[:, 0])[:, None], each[:, 1:]], dim=1) for each in (query, key))
         y = F.scaled_dot_product_attention(
@@ -86,8 +87,9 @@ class FeedForward(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., hidden), kept."""
-        return self.ff(x)
+        """(..., hidden), kept; in the weights' dtype."""
+        first: Any = self.ff[0]
+        return self.ff(x.to(first.weight.dtype))
 
 
 class DitLayer(nn.Module):
@@ -98,7 +100,7 @@ class DitLayer(nn.Module):
         self.ff = FeedForward(sizes)
 
     def forward(self, x: torch.Tensor, modulation: torch.Tensor, neighbours: Neighbours) -> torch.Tensor:
-        """(2 x blocks, block, hidden), kept. `modulation`: (6, hidden), of this layer and time."""
+        """(2 x blocks, block, hidden) float32, kept. `modulation`: (6, hidden) float32, of this layer and time."""
         shift, scale, gate, ff_shift, ff_scale, ff_gate = modulation
         x = x + gate * self.attn(_normed(x, scale, shift), neighbours)
         return x + ff_gate * self.ff(_normed(x, ff_scale, ff_shift))
@@ -142,17 +144,27 @@ class Dit(nn.Module):
         self.norm_out = Modulation(sizes.hidden_size, 2)
         self.proj_out = nn.Linear(sizes.hidden_size, sizes.mel_dim)
 
-    def precompute(self, dtype: torch.dtype) -> None:
-        """Computes in float32 what depends on no stream, and drops its parameters. Casts the layers."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the layers' products and attention. Sums, norms and modulations are float32."""
+        layers: Any = self.transformer_blocks
+        return layers[0].ff.ff[0].weight.dtype
+
+    def cast(self, dtype: torch.dtype) -> None:
+        layers: Any = self.transformer_blocks
+        for layer in layers:
+            layer.attn.to(dtype)
+            layer.ff.to(dtype)
+
+    def precompute(self) -> None:
+        """Computes in float32 what depends on no stream, and drops its parameters."""
         layers: Any = self.transformer_blocks
         times = self.time_embed(self._at.to(self.proj_out.weight.device))
-        self._modulations = torch.stack([layer.attn_norm.of(times) for layer in layers], dim=1).to(dtype)
-        self._out = self.norm_out.of(times).to(dtype)
+        self._modulations = torch.stack([layer.attn_norm.of(times) for layer in layers], dim=1)
+        self._out = self.norm_out.of(times)
         for layer in layers:
             layer.attn.precompute()
             del layer.attn_norm
-            layer.to(dtype)
-            layer.attn._weight, layer.attn._bias = layer.attn._weight.to(dtype), layer.attn._bias.to(dtype)
         proj: Any = self.input_embed["proj"]
         embedding: Any = self.text_embed["codec_embed"]
         parts: tuple[torch.Tensor, ...] = torch.split(proj.weight, self._widths, dim=1)
@@ -189,9 +201,9 @@ class Dit(nn.Module):
             time: index of a time, (1,) int64.
         """
         modulation, last = self._modulations[time][0], self._out[time][0]
-        hidden = (condition + F.linear(x, self._from_mel)).flatten(0, 1).to(modulation.dtype)
+        hidden = (condition + F.linear(x, self._from_mel)).flatten(0, 1)
         for i, layer in enumerate(self.transformer_blocks):
             hidden = layer(hidden, modulation[i], neighbours)
         scale, shift = last
-        flow = self.proj_out(_normed(hidden, scale, shift).float())
+        flow = self.proj_out(_normed(hidden, scale, shift))
         return tuple(flow.chunk(2))  # pyright: ignore[reportReturnType]

@@ -72,16 +72,12 @@ class Flow:
             static = _StaticMemory(self._dit, rows, device)
 
             def run(static: _StaticMemory = static) -> torch.Tensor:
-                neighbours = Neighbours(static.blocks, self._dit.sizes, self._dtype)
+                neighbours = Neighbours(static.blocks, self._dit.sizes, self._dit.dtype)
                 static.x.copy_(self._step(static.x, static.condition, neighbours, static.step))
                 static.step.add_(1).remainder_(POINTS - 1)
                 return static.x
 
             self._captured[rows] = capturer.capture(run), static
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return next(self._dit.transformer_blocks.parameters()).dtype
 
     @torch.inference_mode()
     def mel(self, windows: Sequence[MelWindow]) -> list[torch.Tensor]:
@@ -110,7 +106,7 @@ class Flow:
         return [flat[place].clone() for place in places]
 
     def _eager(self, x: torch.Tensor, condition: torch.Tensor, blocks: Blocks) -> torch.Tensor:
-        neighbours = Neighbours(blocks, self._dit.sizes, self._dtype)
+        neighbours = Neighbours(blocks, self._dit.sizes, self._dit.dtype)
         for step in range(POINTS - 1):
             x = self._step(x, condition, neighbours, torch.tensor([step], device=x.device))
         return x
