@@ -27,9 +27,9 @@ THINKER_PEER_BYTES = 3 * GIB // 4  # of each GPU of several: NCCL's and all-redu
 MOST_CONTEXTS = 64  # longest requests that the cache is made for: a small model's would have millions of KV blocks
 
 # Talker: cuBLAS's workspaces; activations of 512 prompt positions, each of which may go through all experts; a graph of
-# about 2,000 kernels for each power of two of rows and of positions.
+# about 1,200 kernels for each power of two of rows and of positions.
 TALKER_ENGINE_BYTES = GIB
-TALKER_GRAPH_BYTES = 32 * MIB
+TALKER_GRAPH_BYTES = 22 * MIB
 TALKER_SHORTEST_GRAPH = 256  # positions
 # Code2wav: cuBLAS's and cuDNN's workspaces; activations of the longest step of all streams; a graph of some hundred
 # kernels for each power of two of streams and of frames.
@@ -241,7 +241,8 @@ def other_shares(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, .
 def _talker(sizes: Sizes, demand: Demand, gpus: tuple[int, ...]) -> Share:
     streams, positions, stored = demand.streams, demand.talker_positions, sizes.weights["talker"]
     lengths = max(0, (positions - 1).bit_length() - (TALKER_SHORTEST_GRAPH - 1).bit_length()) + 1
-    graphs = _rows(streams).bit_length() * (lengths + 1) * TALKER_GRAPH_BYTES  # one more for requests with many codes
+    wide_lengths = lengths // 2 + 1  # powers of four, for requests with many codes
+    graphs = _rows(streams).bit_length() * (lengths + wide_lengths) * TALKER_GRAPH_BYTES
     working = CONTEXT_BYTES + scaled(TALKER_ENGINE_BYTES + graphs, stored, TALKER_LARGE_BYTES)
     cache = streams * positions * sizes.talker_kv_per_position
     return Share(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 
@@ -30,10 +31,10 @@ class StepShape:
 class StepGraphs:
     """Every step there can be, captured before the first request.
 
-    A step runs as the least captured one that covers it. Rows and lengths are powers of two, for rows that keep up to
-    USUAL_WIDTH codes. Rows that keep more are rare: for each number of rows, one step has the longest length and all
-    codes. A larger step computes the same: other rows and positions are masked, and a row's rules cut off codes below
-    its own top-k.
+    A step runs as the least captured one that covers it. Rows are powers of two. So are lengths, for rows that keep up
+    to USUAL_WIDTH codes. Rows that keep more are rare: their steps keep all codes, and their lengths are powers of four.
+    A larger step computes the same: other rows and positions are masked, and a row's rules cut off codes below its own
+    top-k.
 
     Args:
         capturer: captures the steps, largest first.
@@ -65,23 +66,24 @@ class StepGraphs:
 
     def _covering(self, shape: StepShape) -> StepShape:
         rows = min(self._slots, power_of_two(shape.rows))
-        if min(max(shape.width, shape.predictor_width), self._codes) > USUAL_WIDTH:
-            return StepShape(rows, self._positions, self._codes, self._codes)
+        is_wide = min(max(shape.width, shape.predictor_width), self._codes) > USUAL_WIDTH
+        width = self._codes if is_wide else USUAL_WIDTH
         # A step in which no slot advances is run as one in which some might: their writes go to spare positions.
-        length = min(self._positions, max(_SHORTEST_LENGTH, power_of_two(shape.length)))
-        return StepShape(rows, length, USUAL_WIDTH, USUAL_WIDTH)
+        length = min(each for each in self._lengths(is_wide) if each >= shape.length)
+        return StepShape(rows, length, width, width)
 
     def _shapes(self) -> Iterator[StepShape]:
         """All that `_covering` may return, the largest first."""
-        row_counts = _halving(self._slots, least=1)
-        if self._codes > USUAL_WIDTH:
-            yield from (StepShape(rows, self._positions, self._codes, self._codes) for rows in row_counts)
-        for rows in row_counts:
-            for length in _halving(self._positions, least=_SHORTEST_LENGTH):
-                yield StepShape(rows, length, USUAL_WIDTH, USUAL_WIDTH)
+        for is_wide, width in ((True, self._codes), (False, USUAL_WIDTH)):
+            if not is_wide or width > USUAL_WIDTH:
+                for rows, length in product(_powers(2, self._slots, least=1), self._lengths(is_wide)):
+                    yield StepShape(rows, length, width, width)
+
+    def _lengths(self, is_wide: bool) -> list[int]:
+        return _powers(4 if is_wide else 2, self._positions, least=_SHORTEST_LENGTH)
 
 
-def _halving(largest: int, least: int) -> list[int]:
-    """`largest`, then the powers of two below it, down to `least`."""
-    powers = (1 << n for n in reversed(range(largest.bit_length())))
+def _powers(base: int, largest: int, least: int) -> list[int]:
+    """`largest`, then the powers of `base` below it, down to `least`."""
+    powers = [base**n for n in reversed(range(largest.bit_length()))]
     return [largest, *(size for size in powers if least <= size < largest)]

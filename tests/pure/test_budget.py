@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused():
 
 def test_a_context_is_whole_kv_blocks():
     tokens = 8200
-    just = 80.894  # GiB, of which 8,192 tokens would be left
+    just = 80.874  # GiB, of which 8,192 tokens would be left
     with pytest.raises(BudgetError, match="one context of 8200 tokens"):
         share_out(PUBLISHED, gpus(just), Demand(context_tokens=tokens))
     assert share_out(PUBLISHED, gpus(just + 0.01), Demand(context_tokens=tokens)).context_tokens >= tokens

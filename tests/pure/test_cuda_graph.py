@@ -139,6 +139,7 @@ def test_talker_steps_are_captured_from_the_largest_and_cover_all(slots: int, po
             for width in (0, 50, 64, 65, 3072, 100_000):
                 graphs.run(StepShape(rows, length, width, 0))
                 graphs.run(StepShape(rows, length, 0, width))
+                assert graphs._covering(StepShape(rows, length, width, 0)).length <= max(256, 4 * length)
 
 
 ARCHITECTURES: dict[str, tuple[int, int]] = {
