@@ -72,6 +72,7 @@ def make_speechlike(decoder: Token2Wav) -> None:
     for name, parameter in decoder.vocoder.named_parameters():
         parameter.copy_(random_weights(f".{name}", parameter.shape))
     decoder.vocoder.conv_post.weight.mul_(0.01)  # so that nothing clips
+    decoder.vocoder.precompute()
 
 
 def mel_by(

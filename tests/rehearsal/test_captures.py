@@ -9,6 +9,7 @@ import torch
 
 from services.common.engine.device import Accelerator, CudaGraphs
 from services.families.qwen2_5_omni.code2wav import Token2Wav
+from services.families.qwen2_5_omni.token2wav.pieces import PiecedVocoder
 from services.talker import graphs
 from services.talker.execution import experts
 from services.talker.layers import PromptChunk
@@ -115,3 +116,15 @@ def test_token2wav_s_steps(dtype: str):
         no_faults(gpu)
         (step,) = gpu.ledger.captures
         goldens.check(f"qwen2.5-omni token2wav, {dtype}, 1 block", step)
+
+
+def test_bigvgan_s_passes():
+    with fake_gpu() as gpu, torch.inference_mode():
+        made = decoder("qwen2.5-omni-7b", torch.bfloat16)
+        assert isinstance(made, Token2Wav)
+        gpu.ledger.clear()
+        vocoder = PiecedVocoder(made.vocoder, CudaGraphs(CUDA), 1, made.sizes.block_size)
+        no_faults(gpu)
+        captured = dict(zip(vocoder._passes, gpu.ledger.captures, strict=True))
+        goldens.check("qwen2.5-omni bigvgan, 1 piece within a signal", captured[1, 1])
+        goldens.check("qwen2.5-omni bigvgan, 1 piece at an edge", captured[1, 0])

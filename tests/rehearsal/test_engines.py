@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from services.code2wav.engine import DecodeEngine
 from services.code2wav.stream import DecodeEnd, Event, Samples, Stream
 from services.common.engine.device import CudaGraphs, make_current
+from services.families.qwen2_5_omni.code2wav import DTYPES
 from services.families.qwen3_tts.voice_sample import load_sample_reader
 from services.registry import read_config
 from services.talker import graphs
@@ -121,6 +123,13 @@ class CountingDecodes:
         self._step(streams, codes)
 
 
+def shallow_token2wav(whole: dict[str, Any]) -> dict[str, Any]:
+    """Two layers of the transformer: one that looks back, and one that does not."""
+    part: dict[str, Any] = whole["token2wav_config"]
+    layers = {"num_hidden_layers": 2, "look_backward_layers": [0], "look_ahead_layers": []}
+    return whole | {"token2wav_config": part | {"dit_config": part["dit_config"] | layers}}
+
+
 async def decode(engine: DecodeEngine, frames: int) -> int:
     """The samples of a stream of `frames` frames."""
     events: asyncio.Queue[Event] = asyncio.Queue()
@@ -151,6 +160,30 @@ async def test_a_wave_decoder_decodes(name: str):
         "services/code2wav/causal.py step": counted.steps,  # slots and positions, to the device
         "services/code2wav/causal.py cut": counted.steps,  # samples, to the host
     }
+    assert not gpu.ledger.faults()
+    assert {index for _, index in gpu.ledger.devices} == {1}
+
+
+async def test_a_decoder_of_windows_decodes(monkeypatch: pytest.MonkeyPatch):
+    """After the start no convolution has a shape that cuDNN would have to plan for."""
+    monkeypatch.setattr(models, "config", lambda name, read=models.config: shallow_token2wav(read(name)))
+    with fake_gpu(devices=2) as gpu:
+        make_current(SECOND)
+        made = models.decoder("qwen2.5-omni-7b", DTYPES["cuda"], SECOND)
+        engine = DecodeEngine(made, max_streams=1, max_frames_per_step=16, capturer=CudaGraphs(SECOND))
+        gpu.ledger.clear()
+        samples = await decode(engine, 55)
+        engine.stop()
+    assert samples == 55 * made.spec.samples_per_frame
+    windows = 3  # of 24 codes, 12 and the rest
+    assert gpu.ledger.waits() == {
+        "services/code2wav/engine.py _step": windows,  # codes, to the device
+        "services/families/qwen2_5_omni/token2wav/flow.py mel": windows,  # noise
+        "services/families/qwen2_5_omni/token2wav/blocks.py to": windows,
+        "services/families/qwen2_5_omni/token2wav/pieces.py _run": 2 + 1 + 3,  # slots and places, to each pass
+        "services/families/qwen2_5_omni/code2wav.py _decode": windows,  # samples, to the host
+    }
+    assert not gpu.ledger.convolutions
     assert not gpu.ledger.faults()
     assert {index for _, index in gpu.ledger.devices} == {1}
 

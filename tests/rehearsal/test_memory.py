@@ -33,15 +33,15 @@ def share(name: str, stage: str) -> Share:
 
 
 class LargestAlone:
-    """Captures the first run only, which is the largest."""
+    """Captures each function's first run only, which is the largest."""
 
     def __init__(self) -> None:
-        self._graphs, self._first = CudaGraphs(CUDA), True
+        self._graphs, self._captured = CudaGraphs(CUDA), set[str]()
 
     def capture(self, run: Callable[[], torch.Tensor]) -> CapturedRun:
-        if not self._first:
+        if run.__qualname__ in self._captured:
             return CapturedRun(lambda: None, torch.empty(0))
-        self._first = False
+        self._captured.add(run.__qualname__)
         return self._graphs.capture(run)
 
 

@@ -28,6 +28,7 @@ from services.common.stream.tensors import to_message
 from services.families.qwen2_5_omni import code2wav as family
 from services.families.qwen2_5_omni.code2wav import Token2Wav
 from services.families.qwen2_5_omni.tiny.token2wav import randomize, token2wav_config, voices
+from services.families.qwen2_5_omni.token2wav.pieces import PiecedVocoder
 from services.families.qwen3_omni import code2wav as codec_family
 from tests.support.clock import until
 from tests.support.stage.replay import ReplayedOps
@@ -183,10 +184,10 @@ def collect(events: "queue.Queue[Event]") -> torch.Tensor:
 
 
 @pytest.mark.long
-async def test_eight_streams_mixed_are_each_what_the_reference_makes_alone(reference, windowed):
-    """By an engine of five slots, frames in random pieces; two more are cancelled on the way."""
+async def test_eight_streams_mixed_are_each_what_the_reference_makes_alone(reference):
+    """By captured steps of an engine of five slots, frames in random pieces; two more are cancelled on the way."""
     rng = random.Random(4)
-    engine = DecodeEngine(windowed, 5, max_frames_per_step=16)
+    engine = DecodeEngine(reference.decoder(WINDOWS), 5, max_frames_per_step=16, capturer=ReplayedOps())
     asked, left, results = {}, {}, []
     for i, frames in enumerate([0, 5, 36, 37, 12, 49, 24, 61, 90, 100]):
         codes, voice, events = random_codes(frames, i), rng.choice(["", "Chelsie", "Ethan"]), queue.Queue()
@@ -256,12 +257,47 @@ def test_windows_of_a_batch_share_evaluations_and_change_nothing(windowed):
         assert difference(torch.cat(parts), expected) < 1e-5
 
 
-def test_captured_steps_of_the_flow_give_what_eager_ones_give(reference, windowed):
+def test_captured_steps_give_what_eager_ones_give(reference, windowed):
     captured, capturer, codes = reference.decoder(WINDOWS), ReplayedOps(), random_codes(40)
     assert captured.captured_step(capturer, captured.new_states(1), 48) == captured.step
-    assert capturer.captures == 6  # of 1, 2, 3, 4, 6 and 8 blocks
+    # The flow's of 1, 2, 3, 4, 6 and 8 blocks; BigVGAN's of 1, 2, 4 and 8 pieces, and of one at an edge.
+    assert capturer.captures == 6 + 5
     for _ in range(2):
         assert difference(decode(captured, codes, "Ethan", 3), decode(windowed, codes, "Ethan", 3)) < 1e-5
+
+
+@torch.inference_mode()
+def test_bigvgan_by_captured_pieces_is_bigvgan_whole(windowed):
+    """Of streams that begin and end at any time, in any slots, whose memory holds anything."""
+    rng, vocoder, capturer, piece = random.Random(5), windowed.vocoder, ReplayedOps(), 24
+    pieced = PiecedVocoder(vocoder, capturer, 5, piece)
+    pieced._memory.fill_(float("nan"))
+    waiting = [-4 + 2 * torch.randn(frames, 80) for frames in (1, 0, 23, 24, 25, 33, 49, 96, 200, 250, 97, 48)]
+    mels, slots = dict(enumerate(waiting)), list(range(5))
+    states, left, sounds = {}, dict(mels), {i: [torch.zeros(0)] for i in mels}
+    while left:
+        for i in left:
+            if i not in states and slots:
+                states[i] = vocoder.new_state()
+                states[i].slot = slots.pop(rng.randrange(len(slots)))
+        begun = sorted(states.keys() & left.keys())
+        chosen, parts = rng.sample(begun, rng.randint(1, len(begun))), []
+        for i in chosen:
+            count = rng.choice([0, 1, 2, 4, 9]) * piece
+            last = count >= len(left[i])
+            parts.append((states[i], left[i][:count], last))
+            left[i] = left[i][count:]
+        for i, samples, (state, _, last) in zip(chosen, pieced.sound(parts), parts, strict=True):
+            sounds[i].append(samples)
+            if last:
+                del left[i]
+                slots.append(state.slot)
+    for i, mel in mels.items():
+        if len(mel):
+            (expected,) = vocoder.sound([(vocoder.new_state(), mel, True)])
+            assert difference(torch.cat(sounds[i]), expected) < 1e-5
+        else:
+            assert not len(torch.cat(sounds[i]))
 
 
 def test_bfloat16_is_of_the_transformer_alone_and_differs_by_its_rounding(reference, windowed):

@@ -11,9 +11,10 @@ from services.code2wav.family import Decoder, DecoderSpec, DecoderStates, StepFu
 from services.code2wav.windows import Windows, WindowSettings
 from services.common.engine.device import Capturer
 from services.common.engine.ecapa import SpeakerEncoder
-from services.families.qwen2_5_omni.token2wav.bigvgan import BigVgan, BigVganSizes, VocoderState
+from services.families.qwen2_5_omni.token2wav.bigvgan import BigVgan, BigVganSizes, Part, VocoderState
 from services.families.qwen2_5_omni.token2wav.dit import Dit
 from services.families.qwen2_5_omni.token2wav.flow import Flow, MelWindow, evaluation_times
+from services.families.qwen2_5_omni.token2wav.pieces import PiecedVocoder
 from services.families.qwen2_5_omni.token2wav.sizes import SPEAKER_DEFAULTS, DitSizes
 from services.families.qwen2_5_omni.voices import FILE, VoicePreset, read_voices
 
@@ -90,7 +91,8 @@ class Token2WavStates(DecoderStates):
         return self._slot_bytes
 
     def open(self, slot: int, voice: str, seed: int) -> None:
-        self._speeches[slot] = self._new(voice, seed)
+        speech = self._speeches[slot] = self._new(voice, seed)
+        speech.sound.slot = slot
 
     def release(self, slot: int) -> None:
         self._speeches[slot] = None
@@ -118,6 +120,7 @@ class Token2Wav(Decoder):
         self._vocoder_lag = -(-vocoder.delay_frames // sizes.repeats)
         self.dit, self.vocoder = Dit(sizes, speaker, evaluation_times()), BigVgan(vocoder)
         self.flow = Flow(self.dit)
+        self._sound = self.vocoder.sound
         self.voices: dict[str, VoicePreset] = {}
         self._voice_rows: dict[str, torch.Tensor] = {}
 
@@ -168,6 +171,7 @@ class Token2Wav(Decoder):
         device = self.device
         self.dit.precompute()
         self.flow.precompute(device)
+        self.vocoder.precompute()
         self._voice_rows = {
             name: self.dit.voice_rows(voice.conditioning.to(device), voice.reference_mel.to(device))
             for name, voice in self.voices.items()
@@ -211,6 +215,7 @@ class Token2Wav(Decoder):
         if windows is not None and windows.sizes:
             block = self.sizes.block_codes
             self.flow.capture(capturer, -(-windows.most_decoded // block) * min(states.slots, 8))
+            self._sound = PiecedVocoder(self.vocoder, capturer, states.slots, self.sizes.block_size).sound
         return self.step
 
     def _is_ready(self, speech: Token2WavStream) -> bool:
@@ -227,17 +232,18 @@ class Token2Wav(Decoder):
         cut = [self._window(*each) for each in zip(speeches, ends, stops, strict=True)]
         mels = self.flow.mel([window for window in cut if len(window.codes)])
         self.frames_computed += sum(len(window.codes) for window in cut)
-        parts: list[tuple[VocoderState, torch.Tensor, bool]] = []
+        parts: list[Part] = []
         for speech, window, end in zip(speeches, cut, ends, strict=True):
-            mel = mels.pop(0) if len(window.codes) else window.noise
+            mel = mels.pop(0) if len(window.codes) else window.noise.to(self.device)
             context = speech.start - speech.first
             parts.append((speech.sound, mel[context * repeats : (end - speech.first) * repeats], last))
             speech.start = end
             speech.forget(max(0, end - windows.past), repeats)
-        return [samples.cpu() for samples in self.vocoder.sound(parts)]
+        sounds = self._sound(parts)
+        return list(torch.cat(sounds).cpu().split([len(samples) for samples in sounds]))
 
     def _window(self, speech: Token2WavStream, end: int, stop: int) -> MelWindow:
         """The window for frames up to `end`, with context up to `stop`; empty without frames to decode."""
         count = stop - speech.first if end > speech.start else 0
-        noise = speech.noise[: count * self.sizes.repeats].to(self.device)
+        noise = speech.noise[: count * self.sizes.repeats]
         return MelWindow(speech.codes[:count], noise, self._voice_rows[speech.voice])

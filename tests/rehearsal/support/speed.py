@@ -21,7 +21,8 @@ def recorded(name: str) -> dict[str, Any]:
 
 def graph_ms(step: dict[str, Any]) -> float:
     operators = step["operators"]
-    products, attention = sum(operators.get(each, 0) for each in _PRODUCTS), operators["scaled_dot_product_attention"]
+    products = sum(operators.get(each, 0) for each in _PRODUCTS)
+    attention = operators.get("scaled_dot_product_attention", 0)
     small = step["kernels"] - products - attention
     return 1e3 * (small * SMALL_S + products * PRODUCT_S + attention * ATTENTION_S) + _bytes_ms(step)
 
@@ -59,4 +60,5 @@ _STEPS = (
         graph_ms,
     ),
     ("Qwen2.5-Omni token2wav: one of 9 steps, bfloat16 layers", "qwen2.5-omni token2wav, bfloat16, 1 block", graph_ms),
+    ("Qwen2.5-Omni BigVGAN: 12 codes of one stream", "qwen2.5-omni bigvgan, 1 piece within a signal", graph_ms),
 )

@@ -19,6 +19,7 @@ from services.families.qwen2_5_omni.token2wav.filters import (
     Layers,
     Mean,
     SmoothActivation,
+    SnakeBeta,
 )
 from services.families.qwen2_5_omni.token2wav.sizes import fields_in
 
@@ -95,17 +96,25 @@ class ResidualBlock(nn.Module):
 
 
 class VocoderState:
+    """Of a stream: its tails, or the slot that has them and how many mel frames they are of. See `pieces`."""
+
     def __init__(self, layers: int) -> None:
         self.tails: list[torch.Tensor | None] = [None] * layers
+        self.slot = self.frames = 0
 
     def shape(self) -> tuple[int, ...]:
         """Lengths of the state. Streams of equal lengths can share a pass."""
         return tuple(-1 if tail is None else tail.shape[-1] for tail in self.tails)
 
 
+Part = tuple[VocoderState, torch.Tensor, bool]
+"""A stream's state, its next mel frames (frames, bins), and whether these are the last."""
+
+
 class BigVgan(nn.Module):
     def __init__(self, sizes: BigVganSizes) -> None:
         super().__init__()
+        self.sizes = sizes
         layers = self._layers = Layers()
         widths = [sizes.upsample_initial_channel // 2**i for i in range(len(sizes.upsample_rates) + 1)]
         self.conv_pre = CenteredConv(sizes.mel_dim, widths[0], _OUTER_KERNEL, layers)
@@ -121,6 +130,11 @@ class BigVgan(nn.Module):
         self.activation_post = SmoothActivation(widths[-1], layers)
         self.conv_post = CenteredConv(widths[-1], 1, _OUTER_KERNEL, layers, bias=False)
 
+    def precompute(self) -> None:
+        for activation in self.modules():
+            if isinstance(activation, SnakeBeta):
+                activation.precompute()
+
     def new_state(self) -> VocoderState:
         return VocoderState(self._layers.count)
 
@@ -133,13 +147,12 @@ class BigVgan(nn.Module):
         smooth = sum(16 * len(m.act.alpha) for m in self.modules() if isinstance(m, SmoothActivation))
         return 4 * (2 * reach + smooth)
 
-    def sound(self, parts: Sequence[tuple[VocoderState, torch.Tensor, bool]]) -> list[torch.Tensor]:
-        """The next final samples of some streams, (n,) each, -1 to 1.
+    @property
+    def device(self) -> torch.device:
+        return self.conv_pre.weight.device
 
-        Args:
-            parts: each stream's state, which is updated, its next mel frames (frames, bins), and whether these are the
-                last.
-        """
+    def sound(self, parts: Sequence[Part]) -> list[torch.Tensor]:
+        """The next final samples of some streams, (n,) each, -1 to 1. Updates their states."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for i, (sound, mel, last) in enumerate(parts):
             groups[sound.shape(), len(mel), last].append(i)
@@ -148,14 +161,14 @@ class BigVgan(nn.Module):
             sounds = [parts[i][0] for i in members]
             tails = [_stacked(each) for each in zip(*(sound.tails for sound in sounds), strict=True)]
             carry = FilterCarry(tails, last=parts[members[0]][2])
-            samples = self._step(torch.stack([parts[i][1] for i in members]).transpose(1, 2), carry)
+            samples = self.step(torch.stack([parts[i][1] for i in members]).transpose(1, 2), carry)
             for row, (i, sound) in enumerate(zip(members, sounds, strict=True)):
                 outputs[i] = samples[row]
                 # A view would keep the tails of all streams of the pass.
                 sound.tails = [None if tail is None else tail[row].clone() for tail in carry.tails]
         return outputs
 
-    def _step(self, mel: torch.Tensor, carry: FilterCarry) -> torch.Tensor:
+    def step(self, mel: torch.Tensor, carry: FilterCarry) -> torch.Tensor:
         """(streams, bins, frames) -> (streams, samples)."""
         x = self.conv_pre.step(_decibels(mel), carry)
         ups: Any = self.ups

@@ -45,7 +45,11 @@ class Blocks(NamedTuple):
         )
 
     def to(self, device: torch.device) -> "Blocks":
-        return Blocks(*(tensor.to(device) for tensor in self))
+        """Copies all at once."""
+        rows, block = self.positions.shape
+        copied = torch.cat([tensor.view(rows, -1).long() for tensor in self], dim=1).to(device)
+        before, after, has_before, has_after, lengths = copied[:, :-block].T
+        return Blocks(before, after, has_before.bool(), has_after.bool(), lengths, copied[:, -block:])
 
 
 class Neighbours:

@@ -28,6 +28,11 @@ class FilterCarry:
     def __init__(self, tails: Sequence[torch.Tensor | None], last: bool) -> None:
         self.tails, self.last = list(tails), last
 
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """The tails of layers that have begun."""
+        return [tail for tail in self.tails if tail is not None]
+
     def has_begun(self, layer: int) -> bool:
         return self.tails[layer] is not None
 
@@ -151,8 +156,11 @@ class SnakeBeta(nn.Module):
         super().__init__()
         self.alpha, self.beta = nn.Parameter(torch.zeros(channels)), nn.Parameter(torch.zeros(channels))
 
+    def precompute(self) -> None:
+        self._rates, self._gains = self.alpha.exp()[:, None], 1 / (self.beta.exp()[:, None] + 1e-9)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + (1 / (self.beta.exp()[:, None] + 1e-9)) * (x * self.alpha.exp()[:, None]).sin().square()
+        return x + self._gains * (x * self._rates).sin().square()
 
 
 class SmoothActivation(nn.Module):
@@ -169,11 +177,12 @@ class SmoothActivation(nn.Module):
         x = carry.extend(self._up, x, (3, 3), mode="replicate")
         ready = max(0, x.shape[-1] - _UP_PAST)
         carry.keep(self._up, x, ready)
-        wide = x.new_zeros(*x.shape[:-1], 0)
         if ready:
             rows = x.flatten(0, 1)[:, None]
             wide = 2 * F.conv_transpose1d(rows, self._low_pass, stride=2)[..., 2 * _UP_PAST : 2 * x.shape[-1]]
             wide = self.act(wide.view(*x.shape[:-1], -1))
+        else:
+            wide = x.new_zeros(*x.shape[:-1], 0)
         # The first and the last sample of the upsampled signal lie outside of it.
         wide = carry.extend(self._down, wide, (_TAPS // 2 - 1, _TAPS // 2), (1, 1), "replicate")
         ready = max(0, (wide.shape[-1] - _TAPS) // 2 + 1)

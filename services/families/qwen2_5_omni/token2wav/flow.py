@@ -30,11 +30,11 @@ def evaluation_times() -> torch.Tensor:
 
 @dataclass(frozen=True)
 class MelWindow:
-    """A stretch of a stream, on the model's device.
+    """A stretch of a stream.
 
     Attributes:
-        codes: (codes,) int64.
-        noise: (codes x repeats, bins) float32.
+        codes: (codes,) int64, on the model's device.
+        noise: (codes x repeats, bins) float32, on the CPU.
         voice_rows: see `Dit.voice_rows`.
     """
 
@@ -89,7 +89,7 @@ class Flow:
         least = sum(-(-n // block) for n in frames)
         rows = min((n for n in self._captured if n >= least), default=least)
         blocks = Blocks.of(frames, block, rows).to(device)
-        x = torch.zeros(rows, block, self._dit.sizes.mel_dim, device=device)
+        x = torch.zeros(rows, block, self._dit.sizes.mel_dim)
         condition = torch.zeros(2, rows, block, self._dit.sizes.hidden_size, device=device)
         first = 0
         flat, flat_condition = x.flatten(0, 1), condition.flatten(1, 2)
@@ -99,7 +99,7 @@ class Flow:
             flat[places[-1]] = window.noise
             flat_condition[:, places[-1]] = self._dit.condition(window.codes, window.voice_rows)
             first += -(-n // block) * block
-        captured = self._captured.get(rows)
+        captured, x = self._captured.get(rows), x.to(device)
         x = self._replayed(*captured, x, condition, blocks) if captured else self._eager(x, condition, blocks)
         self.evaluations += STAGES * (POINTS - 1)
         flat = x.flatten(0, 1)
