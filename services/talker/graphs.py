@@ -32,8 +32,8 @@ class StepGraphs:
     """Every step there can be, captured before the first request.
 
     A step runs as the least captured one that covers it. Rows are powers of two. So are lengths, for rows that keep up
-    to USUAL_WIDTH codes. Rows that keep more are rare: their steps keep all codes, and their lengths are powers of four.
-    A larger step computes the same: other rows and positions are masked, and a row's rules cut off codes below its own
+    to USUAL_WIDTH codes. Rows that keep more are rare: their steps keep all codes and have lengths of powers of four. A
+    larger step computes the same: other rows and positions are masked, and a row's rules cut off codes below its own
     top-k.
 
     Args:

@@ -240,7 +240,7 @@ class Token2Wav(Decoder):
             speech.start = end
             speech.forget(max(0, end - windows.past), repeats)
         sounds = self._sound(parts)
-        return list(torch.cat(sounds).cpu().split([len(samples) for samples in sounds]))
+        return list(torch.split(torch.cat(sounds).cpu(), [len(samples) for samples in sounds]))
 
     def _window(self, speech: Token2WavStream, end: int, stop: int) -> MelWindow:
         """The window for frames up to `end`, with context up to `stop`; empty without frames to decode."""
