@@ -51,10 +51,12 @@ def image(stage):
     return found[1]
 
 
-def test_what_the_thinker_compiles_outlives_its_container():
-    (volume,) = (mount.split(":")[1] for mount in SERVICES["thinker"]["volumes"] if mount.startswith("models:"))
-    for cache in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
-        assert f" {cache}={volume}/" in image("thinker"), cache
+def test_what_stages_compile_outlives_their_containers():
+    caches = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
+    for stage, names in {"thinker": caches, "talker": caches[:2]}.items():
+        (volume,) = (mount.split(":")[1] for mount in SERVICES[stage]["volumes"] if mount.startswith("models:"))
+        for cache in names:
+            assert f" {cache}={volume}/" in image(stage), (stage, cache)
     assert " g++ " in image("thinker-packages-cuda")
 
 
