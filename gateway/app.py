@@ -34,7 +34,7 @@ from gateway.dialects.realtime import secrets
 from gateway.dialects.responses import conversations
 from gateway.dialects.responses import endpoint as responses
 from gateway.dialects.responses.responses import Responses
-from gateway.dialects.vllm import adapters, generate, tokens
+from gateway.dialects.vllm import adapters, generate, server, tokens
 from gateway.errors import ApiError
 from gateway.http.csrf import OwnPagesOnly
 from gateway.http.json_writer import Json, error_response
@@ -93,6 +93,7 @@ _ENDPOINTS = (
     completions,
     generate,
     tokens,
+    server,
     speech,
     speech_stream,
     transcriptions,

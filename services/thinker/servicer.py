@@ -168,6 +168,8 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 max_loras=settings.max_loras,
                 kv_block_tokens=engine.kv_block_tokens,
                 kv_blocks=engine.kv_blocks,
+                default_temperature=engine.sampling_defaults.get("temperature", 1.0),
+                default_top_p=engine.sampling_defaults.get("top_p", 1.0),
             ),
         )
 
