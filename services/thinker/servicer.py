@@ -179,7 +179,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
 async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:
     prompt = await preprocessor.prepare(Conversation([Message("user", ["Hello"])]))
     request = thinker_pb2.SamplingParameters(max_tokens=2, ignore_eos=True)
-    params = sampling_params(request, engine.sampling_defaults, engine.checkpoint.vocab_size, None)
+    params = sampling_params(request, engine.sampling_defaults, engine.checkpoint.vocab_size)
     async for _ in engine.generate("warm-up", prompt, params):
         pass
 
