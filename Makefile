@@ -25,7 +25,7 @@ READY := .venv/ready
 # As tests/conftest.py: what the tests import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons protos bench bench-speak bench-realtime bench-dit test-compose docs clean
+.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -60,6 +60,12 @@ test-pythons:  ## tests/pure with the lock's versions on the other Pythons that 
 
 test-newest:  ## tests/pure and tests/stage with the newest versions that pyproject.toml allows, but for vLLM, which fixes its own
 	@$(PYTHON) scripts/test_environments.py newest
+
+environments:  ## what `make test-environments` uses; beside `make lint`, which leaves a core idle
+	@$(PYTHON) scripts/test_environments.py make
+
+test-environments:  ## of the gate: tests/pure on each Python and, with tests/stage, with the newest versions
+	@$(PYTHON) scripts/test_environments.py gate
 
 test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
 	$(BIN)/quartet doctor
