@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.listening.silero import RATE_HZ, STEP, STEP_S, SileroVoiceActivityDetector
-from services.common.media.containers import opened, sound_track
 from services.common.media.sound import read_sound
 
 MAX_WINDOW_S = 30.0
@@ -51,9 +50,8 @@ class SpeechWindow:
 
 def decoded(content: bytes) -> Iterator[bytes]:
     """Pieces of mono PCM16 at RATE_HZ. Raises MediaError: broken, or without an audio track."""
-    with opened(content, "audio") as container:
-        for piece in read_sound(container, sound_track(container), RATE_HZ):
-            yield np.rint(piece * 32768.0).clip(-32768, 32767).astype("<i2").tobytes()
+    for piece in read_sound(content, RATE_HZ):
+        yield np.rint(piece * 32768.0).clip(-32768, 32767).astype("<i2").tobytes()
 
 
 def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[SpeechWindow]:

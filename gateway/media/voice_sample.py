@@ -7,7 +7,6 @@ import soundfile
 import soxr
 
 from services.common.media import MediaError
-from services.common.media.containers import opened, sound_track
 from services.common.media.sound import read_sound
 
 MAX_BYTES = 10 * 1024 * 1024
@@ -40,12 +39,11 @@ def read_sample(content: bytes, rate_hz: int) -> np.ndarray:
 def _decoded(content: bytes, rate_hz: int) -> np.ndarray:
     """(samples,) float32, mono, at `rate_hz`. Raises MediaError."""
     pieces, samples = [np.empty(0, np.float32)], 0
-    with opened(content, "audio") as container:
-        for piece in read_sound(container, sound_track(container), rate_hz):
-            pieces.append(piece)
-            samples += len(piece)
-            if samples > (MAX_S + _CODEC_SLACK_S) * rate_hz:
-                raise MediaError(f"the sample is longer than the {MAX_S:g} s allowed; send the best part of it")
+    for piece in read_sound(content, rate_hz):
+        pieces.append(piece)
+        samples += len(piece)
+        if samples > (MAX_S + _CODEC_SLACK_S) * rate_hz:
+            raise MediaError(f"the sample is longer than the {MAX_S:g} s allowed; send the best part of it")
     return np.concatenate(pieces)
 
 

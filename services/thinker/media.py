@@ -15,7 +15,6 @@ from services.thinker.conversation import MediaFile
 
 if TYPE_CHECKING:
     import av
-    from av.container import InputContainer
     from PIL.Image import Image
 
 CODEC_SLACK_S = 1.0
@@ -45,10 +44,8 @@ def decode_image(file: MediaFile, limits: ThinkerSettings) -> "Image":
 
 def decode_audio(file: MediaFile, sample_rate_hz: int, limits: ThinkerSettings) -> np.ndarray:
     """The file's audio track: (samples) float32 in -1 to 1, mono (mean of the channels), at `sample_rate_hz`."""
-    from services.common.media.containers import opened
-
-    with media_errors(file.field), opened(file.data, "audio") as container:
-        return _sound(file.data, container, sample_rate_hz, limits.max_audio_s)
+    with media_errors(file.field):
+        return _sound(file.data, sample_rate_hz, limits.max_audio_s)
 
 
 def decode_video(file: MediaFile, sample_rate_hz: int, sampler: FrameSampler, limits: ThinkerSettings) -> Video:
@@ -78,10 +75,8 @@ def decode_video(file: MediaFile, sample_rate_hz: int, sampler: FrameSampler, li
             frames = _pick(container.decode(track), wanted, (width, height))
             if not frames:
                 raise MediaError("the video has no frames that can be decoded")
-        sound = None
-        with opened(file.data, "video") as container:  # again from the start: decoding the frames went past the sound
-            if container.streams.audio:
-                sound = _sound(file.data, container, sample_rate_hz, limits.max_video_s)
+            has_sound = bool(container.streams.audio)
+        sound = _sound(file.data, sample_rate_hz, limits.max_video_s) if has_sound else None
         return Video(np.stack(frames), sound)
 
 
@@ -102,15 +97,15 @@ def _pick(decoded: "Iterator[av.VideoFrame]", wanted: np.ndarray, size: tuple[in
     return frames
 
 
-def _sound(data: bytes, container: "InputContainer", sample_rate_hz: int, max_s: float) -> np.ndarray:
-    from services.common.media.containers import claimed_s, sound_track
+def _sound(data: bytes, sample_rate_hz: int, max_s: float) -> np.ndarray:
+    from services.common.media.containers import claimed_s, opened, sound_track
     from services.common.media.sound import read_sound
 
-    track = sound_track(container)
-    _refuse_longer("audio", claimed_s(container, track, data), max_s)
+    with opened(data, "audio") as container:
+        _refuse_longer("audio", claimed_s(container, sound_track(container), data), max_s)
     pieces: list[np.ndarray] = []
     samples = 0
-    for piece in read_sound(container, track, sample_rate_hz):
+    for piece in read_sound(data, sample_rate_hz):
         pieces.append(piece)
         samples += len(piece)
         if samples > (max_s + CODEC_SLACK_S) * sample_rate_hz:

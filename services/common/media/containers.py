@@ -60,11 +60,11 @@ def _played(tracks: Sequence[_Track], kind: Literal["audio", "video"]) -> _Track
 
 def claimed_s(container: InputContainer, track: av.AudioStream | av.VideoStream, data: bytes) -> float:
     """Seconds that the headers of the file `data` claim for `track`; 0 if they claim none."""
-    of_track = float((track.duration or 0) * (track.time_base or 0))
-    if track.codec_context.name.startswith("pcm_") and _is_placeholder(of_track * (track.bit_rate or 0) / 8):
-        of_track = 0.0
-    of_file = (container.duration or 0) / av.time_base
-    return max(of_track or of_file, _claimed_wav_s(data), 0.0)
+    of_track, of_file = (track.duration or 0) * (track.time_base or 0), (container.duration or 0) / av.time_base
+    claimed = float(of_track or of_file)
+    if track.codec_context.name.startswith("pcm_") and _is_placeholder(claimed * (track.bit_rate or 0) / 8):
+        claimed = 0.0
+    return max(claimed, _claimed_wav_s(data), 0.0)
 
 
 def _claimed_wav_s(data: bytes) -> float:

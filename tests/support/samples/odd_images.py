@@ -228,6 +228,4 @@ def of_others() -> Iterator[OddImage]:
     yield OddImage("moving PNG", saved(image, "PNG", save_all=True, append_images=[second]), PICTURE)
 
 
-def odd_images() -> list[OddImage]:
-    parts = (of_grey, of_colour, of_damaged_png, of_orientations, of_jpeg, of_others)
-    return [image for part in parts for image in part()]
+IMAGES = (of_grey, of_colour, of_damaged_png, of_orientations, of_jpeg, of_others)
