@@ -1,6 +1,9 @@
 """Strict pydantic models, whose faults become 400s."""
 
+import json
+from codecs import BOM_UTF8
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -37,11 +40,14 @@ def first_error(error: ValidationError) -> Any:
 
 
 def validated(model: type[Model], members: dict[str, Any], strict: bool | None = None) -> Model:
-    """Raises ApiError: 400 naming the member at fault."""
+    """A member that may not be null is absent if it is. Raises ApiError: 400 naming the member at fault."""
     try:
         return model.model_validate(members, strict=strict)
     except ValidationError as error:
-        raise _from_validation(error) from None
+        fault, fewer = error, _without_nulls(members, error)
+    if fewer is None:
+        raise _from_validation(fault)
+    return validated(model, fewer, strict)
 
 
 def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
@@ -56,11 +62,31 @@ def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
 
 
 def validated_json(model: type[Model], body: bytes | str) -> Model:
-    """Raises ApiError: 400 naming the member at fault."""
+    """As `validated`. A byte order mark is no fault."""
     try:
-        return model.model_validate_json(body)
+        return model.model_validate_json(body.removeprefix(BOM_UTF8) if isinstance(body, bytes) else body)
     except ValidationError as error:
-        raise _from_validation(error) from None
+        fault = error
+    is_json = first_error(fault)["type"] != "json_invalid"
+    fewer = _without_nulls(json.loads(body), fault) if is_json else None
+    if fewer is None:
+        raise _from_validation(fault)
+    return validated_json(model, json.dumps(fewer))
+
+
+def _without_nulls(value: Any, fault: ValidationError) -> Any:
+    """A copy of `value` without the members that are null and at fault; None: there are none."""
+    rest, found = deepcopy(value), False
+    for error in fault.errors(include_url=False):
+        holder, key, inner = None, "", rest
+        for part in error["loc"]:  # some are tags of unions
+            known = range(len(inner)) if isinstance(inner, list) else inner if isinstance(inner, dict) else ()
+            if part in known:
+                holder, key, inner = inner, part, inner[part]
+        if inner is None and isinstance(holder, dict) and error["type"] != "extra_forbidden":
+            del holder[key]
+            found = True
+    return rest if found else None
 
 
 # Where pydantic puts the tag of a union's chosen member into an error's path.

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from gateway.answers.gateway import Gateway
 from gateway.errors import invalid
-from gateway.media.fetch import decode_base64, media_errors
+from gateway.media.fetch import media_errors
 from gateway.media.voice_sample import MAX_BYTES, from_flac, read_sample
 from gateway.validation import Strict
 from quartet.v1 import talker_pb2, tensor_pb2
@@ -133,10 +133,7 @@ async def _imitate_ref_audio(gateway: Gateway, options: VoiceOptions, talker: Ta
         raise invalid("ref_text", reason, "missing_required_parameter")
     assert options.ref_audio is not None
     with media_errors("ref_audio"):
-        if options.ref_audio.partition(":")[0].lower() in ("data", "http", "https"):
-            content = await gateway.fetcher.get(options.ref_audio, "audio")
-        else:
-            content = await asyncio.to_thread(decode_base64, options.ref_audio, MAX_BYTES)
+        content = await gateway.fetcher.get_or_decode(options.ref_audio, "audio", MAX_BYTES)
         samples = await asyncio.to_thread(read_sample, content, rate_hz)
     text = "" if options.x_vector_only_mode else options.ref_text or ""
     plan.imitate(samples, rate_hz, text, ("ref_audio", "ref_text"))

@@ -78,5 +78,7 @@ async def list_models(http: Request) -> dict[str, Any]:
 @router.get("/v1/models/{name:path}")
 async def get_model(http: Request, name: str) -> dict[str, Any]:
     """One model."""
+    if not name:
+        return await list_models(http)
     gateway: Gateway = http.app.state.gateway
     return _model(gateway, name, gateway.catalog.model_stage(name))

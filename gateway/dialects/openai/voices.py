@@ -7,7 +7,7 @@ import uuid
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.voice_options import MAX_SAMPLE_TEXT_CHARACTERS
@@ -35,10 +35,6 @@ def _words(text: str) -> str:
     return text.strip()
 
 
-def _no_text(_: Any) -> None:
-    raise ValueError("must be a file of the form, not a text")
-
-
 class VoiceRequest(Strict):
     """A voice to be imitated: OpenAI's fields, and vLLM-Omni's `ref_text`."""
 
@@ -46,9 +42,7 @@ class VoiceRequest(Strict):
     consent: Annotated[str, AfterValidator(_words)] = Field(description="who agreed to it: an id or a text; it is kept")
     ref_text: Annotated[str, AfterValidator(_words)] | None = Field(default=None, description="what the sample says")
     type: Literal["audio_sample"] = "audio_sample"
-    audio_sample: Annotated[None, BeforeValidator(_no_text)] = Field(
-        default=None, description="a file of sound, 1 to 30 s of one voice, at most 10 MiB"
-    )
+    audio_sample: None = Field(default=None, description="a file of sound, 1 to 30 s of one voice, at most 10 MiB")
 
 
 _OPENAPI = page(
