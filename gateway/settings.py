@@ -16,6 +16,13 @@ from services.common.rpc.settings import TlsSettings, words
 MIB = 1024 * 1024
 
 
+def _aliases(values: list[str]) -> list[str]:
+    for value in values:
+        if not all(value.partition("=")):
+            raise ValueError(f"{value!r} is no alias: write it as GLOB=MODEL")
+    return values
+
+
 def _origins(values: list[str]) -> list[str]:
     for value in values:
         parts = urlsplit(value)
@@ -47,6 +54,11 @@ class GatewaySettings(TlsSettings):
     )
     model_name: str | None = Field(
         default=None, description="name clients ask for; default: the pipeline's, else the main stage's"
+    )
+    model_alias: Annotated[list[str], NoDecode, BeforeValidator(words), AfterValidator(_aliases)] = Field(
+        default=[],
+        description="GLOB=MODEL: names that mean MODEL in requests, such as gpt-5*=quartet-demo; commas between them; "
+        "the first that fits counts",
     )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")

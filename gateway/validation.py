@@ -4,7 +4,7 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -82,7 +82,7 @@ def _without_nulls(value: Any, fault: ValidationError) -> Any:
         for part in error["loc"]:  # some are tags of unions
             known = range(len(inner)) if isinstance(inner, list) else inner if isinstance(inner, dict) else ()
             if part in known:
-                holder, key, inner = inner, part, inner[part]
+                holder, key, inner = inner, part, cast(Any, inner)[part]
         if inner is None and isinstance(holder, dict) and error["type"] != "extra_forbidden":
             del holder[key]
             found = True

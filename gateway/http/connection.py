@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, aclosing, nullcontext
+from types import MappingProxyType
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from starlette.requests import HTTPConnection, Request
@@ -193,8 +194,10 @@ class EventStream(StreamedResponse):
 
     filler = b": waiting\n\n"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], limit_s: float, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
         super().__init__(events, limit_s, "text/event-stream", headers)
 
     def last_word(self, error: ApiError) -> bytes:

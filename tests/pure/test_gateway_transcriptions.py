@@ -266,7 +266,6 @@ BAD = {
     "empty file": ({"sound": b""}, "file"),
     "no sound": ({"sound": b"text, and no sound"}, "file"),
     "a picture": ({"sound": (QUESTION.parent / "picture.png").read_bytes()}, "file"),
-    "no model": ({"model": None}, "model"),
     "unknown language": ({"language": "klingon"}, "language"),
     "unknown format": ({"response_format": "diarized_json"}, "response_format"),
     "word times": (

@@ -31,7 +31,7 @@ class TranslationRequest(Strict):
     """Audio to be translated into English text."""
 
     task: ClassVar[str] = "translate"
-    model: str
+    model: str | None = Field(default=None, description="default, or a name of OpenAI's: the model that hears")
     language: Annotated[str, AfterValidator(_language)] | None = Field(
         default=None, description="of the sound: ISO 639-1 code or English name; default, or auto: the model finds it"
     )

@@ -81,4 +81,5 @@ async def get_model(http: Request, name: str) -> dict[str, Any]:
     if not name:
         return await list_models(http)
     gateway: Gateway = http.app.state.gateway
+    name = gateway.catalog.meant(name) or name
     return _model(gateway, name, gateway.catalog.model_stage(name))
