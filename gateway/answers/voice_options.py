@@ -27,6 +27,8 @@ class VoiceId(Strict):
 
 
 def _as_voice(voice: Any) -> Any:
+    if not isinstance(voice, str | dict | VoiceId):
+        raise ValueError("must be the name or id of a voice, or an object with its id")
     return {"id": voice} if isinstance(voice, str) else voice
 
 
