@@ -4,7 +4,7 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -141,5 +141,5 @@ def _readings(location: Sequence[str | int], value: Any) -> Iterator[tuple[list[
     part, *rest = location
     known = range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
     if part in known:
-        yield from (([part, *path], inner) for path, inner in _readings(rest, value[part]))
+        yield from (([part, *path], inner) for path, inner in _readings(rest, cast(Any, value)[part]))
     yield from _readings(rest, value)  # a tag

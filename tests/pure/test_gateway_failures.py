@@ -141,11 +141,12 @@ def said(call) -> str:
 
 
 XGRAMMAR = "[13:46:57] /project/cpp/json_schema_converter.cc:4950: Cannot find field $defs in #/$defs/A"
+RATE = "rate"
 LIBRARIES = {
     "Pillow": (lambda: said(lambda: Image.open(io.BytesIO(b"no picture"))), "cannot identify image file"),
     "PyAV": (lambda: said(lambda: av.open(io.BytesIO(b"no sound"))), "Invalid data found when processing input"),
     "FFmpeg": (lambda: "[Errno 1163346256] Not yet implemented in FFmpeg, patches welcome: '<none>'", "Not yet impl"),
-    "Python": (lambda: said(lambda: io.BytesIO().rate), "cannot be read"),
+    "Python": (lambda: said(lambda: getattr(io.BytesIO(), RATE)), "cannot be read"),
     "an object": (lambda: f"of {object()} and {io.BytesIO()!r}", "of and"),
     "XGrammar": (lambda: XGRAMMAR, "Cannot find field $defs in #/$defs/A"),
     "Python's trace": (lambda: 'File "/usr/lib/python3/site-packages/vllm/x.py", line 3: too long', "too long"),
