@@ -7,12 +7,14 @@ import sys
 
 import structlog
 import uvicorn
+from starlette.types import ASGIApp
 
 from gateway.answers.tools.generators import VideoGenerator
 from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
 from gateway.app import create_app
 from gateway.dialects.realtime.events import MAX_EVENT_CHARACTERS
+from gateway.http.protocol import Protocol
 from gateway.http.workers.supervisor import supervise
 from gateway.http.workers.worker import Worker
 from gateway.listening.detector_models import OnnxSilero
@@ -61,25 +63,29 @@ def main() -> None:
     logging.getLogger("uvicorn.error").addFilter(lambda record: "WebSocket" not in str(record.msg))
     # uvicorn drains on SIGTERM, then raises it again: a drained stop is a success
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    config = uvicorn.Config(
+    server = uvicorn.Server(server_config(app, settings))
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(None if worker is None else worker.listen(settings.host))
+    if not server.started:
+        sys.exit(_NOT_STARTED)
+
+
+def server_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=Protocol,
         ws="websockets-sansio",
         ws_max_size=_MAX_WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         ws_ping_timeout=60.0,  # a client's machine may be busy; uvicorn's 20 s ended sessions that lived
         log_config=None,  # uvicorn's records go through ours
         access_log=False,  # the middleware logs requests, with their ids
+        timeout_keep_alive=settings.keep_alive_s,
         timeout_graceful_shutdown=int(settings.drain_timeout_s) or 1,
     )
-    server = uvicorn.Server(config)
-    with contextlib.suppress(KeyboardInterrupt):
-        server.run(None if worker is None else worker.listen(settings.host))
-    if not server.started:
-        sys.exit(_NOT_STARTED)
 
 
 if __name__ == "__main__":

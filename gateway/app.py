@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from gateway.access.api_keys import ApiKeys
@@ -38,7 +39,7 @@ from gateway.dialects.vllm import adapters, generate, server, tokens
 from gateway.errors import ApiError
 from gateway.http.csrf import OwnPagesOnly
 from gateway.http.json_writer import Json, error_response
-from gateway.http.middleware import BodyLimit, RequestContext, RequireKey
+from gateway.http.middleware import BodyLimit, HeadAsGet, RequestContext, RequireKey
 from gateway.http.workers.forwarding import WorkerRouter
 from gateway.http.workers.worker import Worker
 from gateway.page import files as page
@@ -106,6 +107,8 @@ _ENDPOINTS = (
     profiling,
 )
 
+_EXPOSED = ("Location", "Retry-After", "x-request-id", "x-quartet-seed", "x-quartet-sample-rate-hz", "x-quartet-voice")
+
 
 def create_app(
     settings: GatewaySettings,
@@ -140,10 +143,20 @@ def create_app(
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:
-        app.add_middleware(OwnPagesOnly)
+        app.add_middleware(OwnPagesOnly, allowed=settings.allowed_origins)
     app.add_middleware(RequestContext, spans=spans)  # refusals have an id and a log line, too
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            allow_private_network=True,
+            expose_headers=_EXPOSED,
+        )
     if worker is not None:
         app.add_middleware(WorkerRouter, worker=worker)
+    app.add_middleware(HeadAsGet)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.include_router(router)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.common import errors
+from services.common.text import without_insides
 
 # What one stage refuses of another's stream: not the client's fault, and not in its words.
 _BETWEEN_STAGES = {"source", "rows", "header", "input", "codes", "rope_positions", "hidden_states", "output_stream_id"}
@@ -64,6 +65,7 @@ def from_error(kind: str, error: errors.StageError) -> ApiError:
     """`kind` is the stage's kind or "gateway", unless the error has an `origin`."""
     stage = error.origin or kind
     refusal = _api_error(stage, error)
+    refusal.message = without_insides(refusal.message)
     # a stage's reason for a refusal may quote the user
     refusal.log |= {"failed_stage": stage, "error": refusal.param if refusal.status == 400 else str(error)}
     if error.detail:

@@ -5,6 +5,7 @@ import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
@@ -13,6 +14,21 @@ from gateway.pipelines import pipeline_file
 from services.common.rpc.settings import TlsSettings, words
 
 MIB = 1024 * 1024
+
+
+def _aliases(values: list[str]) -> list[str]:
+    for value in values:
+        if not all(value.partition("=")):
+            raise ValueError(f"{value!r} is no alias: write it as GLOB=MODEL")
+    return values
+
+
+def _origins(values: list[str]) -> list[str]:
+    for value in values:
+        parts = urlsplit(value)
+        if value not in ("*", "null") and (not parts.scheme or not parts.netloc or value.count("/") > 2):
+            raise ValueError(f"{value!r} is no origin: write it as https://HOST or https://HOST:PORT, without a path")
+    return [value.lower() for value in values]
 
 
 def _state_dir(name: str) -> Path | None:
@@ -39,6 +55,11 @@ class GatewaySettings(TlsSettings):
     model_name: str | None = Field(
         default=None, description="name clients ask for; default: the pipeline's, else the main stage's"
     )
+    model_alias: Annotated[list[str], NoDecode, BeforeValidator(words), AfterValidator(_aliases)] = Field(
+        default=[],
+        description="GLOB=MODEL: names that mean MODEL in requests, such as gpt-5*=quartet-demo; commas between them; "
+        "the first that fits counts",
+    )
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     api_keys_file: Path | None = Field(
@@ -56,6 +77,11 @@ class GatewaySettings(TlsSettings):
         default=None,
         description="address that clients reach, where it is not host: that of a container's published port",
     )
+    allowed_origins: Annotated[list[str], NoDecode, BeforeValidator(words), AfterValidator(_origins)] = Field(
+        default=[],
+        description="sites whose pages may use this server from a browser (CORS), commas between them: "
+        "https://chat.example.com, ...; * is all; default: none but its own page",
+    )
     page: bool = Field(default=True, description="a page at / to talk, write and make images, and to see the stages")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
@@ -70,6 +96,9 @@ class GatewaySettings(TlsSettings):
     max_choices: int = Field(default=8, ge=1, le=128, description="largest n of a request")
     request_timeout_s: float = Field(
         default=600.0, gt=0, description="longest a request may take, media fetching included"
+    )
+    keep_alive_s: int = Field(
+        default=75, ge=5, description="how long an idle connection is kept; longer than a proxy before it keeps one"
     )
     drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for running requests at stop")
     max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")

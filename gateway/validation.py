@@ -1,7 +1,10 @@
 """Strict pydantic models, whose faults become 400s."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+import json
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
@@ -37,11 +40,14 @@ def first_error(error: ValidationError) -> Any:
 
 
 def validated(model: type[Model], members: dict[str, Any], strict: bool | None = None) -> Model:
-    """Raises ApiError: 400 naming the member at fault."""
+    """A member that may not be null is absent if it is. Raises ApiError: 400 naming the member at fault."""
     try:
         return model.model_validate(members, strict=strict)
     except ValidationError as error:
-        raise _from_validation(error) from None
+        fault = error
+    if (fewer := _without_nulls(members, fault)) is None:
+        raise _refusal(fault, members)
+    return validated(model, fewer, strict)
 
 
 def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
@@ -56,31 +62,43 @@ def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
 
 
 def validated_json(model: type[Model], body: bytes | str) -> Model:
-    """Raises ApiError: 400 naming the member at fault."""
+    """As `validated`. A byte order mark is no fault."""
+    body = body.removeprefix(BOM_UTF8) if isinstance(body, bytes) else body
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise _from_validation(error) from None
+        fault = error
+    first = first_error(fault)
+    if first["type"] == "json_invalid":
+        raise ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", None, "invalid_json")
+    value = json.loads(body)
+    if (fewer := _without_nulls(value, fault)) is None:
+        raise _refusal(fault, value)
+    return validated_json(model, json.dumps(fewer))
 
 
-# Where pydantic puts the tag of a union's chosen member into an error's path.
-_TAGS_AFTER_INDEX = {
-    *("system", "developer", "user", "assistant", "tool"),
-    *("text", "refusal", "image_url", "input_audio", "audio_url", "video_url"),
-    *("function_tool", "hosted_tool"),
-}
+OBJECT_FAULTS = {"model_type", "model_attributes_type", "dict_type"}  # pydantic's words for them name our classes
 
 
-_FORMAT_TAGS = {"text", "json_object", "json_schema"}
+def _without_nulls(value: Any, fault: ValidationError) -> Any:
+    """A copy of `value` without the members that are null and at fault; None: there are none."""
+    rest, found = deepcopy(value), False
+    for error in fault.errors(include_url=False):
+        *before, member = _place(error, rest) or [None]
+        holder = rest
+        for part in before:
+            holder = holder[part]
+        if error["type"] != "extra_forbidden" and isinstance(holder, dict) and holder.get(member, "") is None:
+            del holder[member]
+            found = True
+    return rest if found else None
 
 
-def _from_validation(errors: ValidationError) -> ApiError:
-    error = first_error(errors)
-    if error["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {error['ctx']['error']}", None, "invalid_json")
-    param = _path(error["loc"])
+def _refusal(fault: ValidationError, value: Any) -> ApiError:
+    error = first_error(fault)
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _place(error, value))[1:]
     if not param:
-        return ApiError(400, f"the body must be a JSON object: {error['msg']}", None, "invalid_type")
+        return ApiError(400, "the body must be a JSON object", None, "invalid_type")
     match error["type"]:
         case "extra_forbidden":
             return invalid(param, "unknown parameter", "unknown_parameter")
@@ -88,22 +106,40 @@ def _from_validation(errors: ValidationError) -> ApiError:
             return invalid(param, "required, but missing", "missing_required_parameter")
         case "value_error":
             return invalid(param, str(error["ctx"]["error"]))
-        case "union_tag_invalid" | "union_tag_not_found":
-            return invalid(f"{param}.{error['ctx']['discriminator'].strip(chr(39))}", error["msg"])
+        case "union_tag_invalid":
+            return invalid(f"{param}.{_tag(error)}", f"must be one of {error['ctx']['expected_tags']}")
+        case "union_tag_not_found":
+            return invalid(f"{param}.{_tag(error)}", "required, but missing", "missing_required_parameter")
+        case kind if kind in OBJECT_FAULTS:
+            return invalid(param, "must be an object")
         case _:
             return invalid(param, error["msg"])
 
 
-def _path(location: Sequence[str | int]) -> str:
-    parts: list[str] = []
-    for i, part in enumerate(location):
-        before = location[i - 1] if i else None
-        if part == "[key]":  # a mapping's key is at fault, and it is the part before
-            continue
-        is_last = i == len(location) - 1  # then it is a member: a tag has the member at fault after it
-        if (isinstance(before, int) and part in _TAGS_AFTER_INDEX and not is_last) or (
-            before == "response_format" and i == 1 and part in _FORMAT_TAGS
-        ):
-            continue
-        parts.append(f"[{part}]" if isinstance(part, int) else f".{part}" if parts else part)
-    return "".join(parts)
+def _tag(error: Any) -> str:
+    """The member that says which of several objects one is."""
+    return error["ctx"]["discriminator"].strip("'")
+
+
+def _place(error: Any, value: Any) -> list[str | int]:
+    """The path in `value` of what is at fault. pydantic's has the tags of unions, too."""
+    location = list(error["loc"])
+    if error["type"] == "missing":
+        *location, last = location
+        paths = [path for path, inner in _readings(location, value) if isinstance(inner, dict) and last not in inner]
+        return [*max(paths, key=len, default=location), last]
+    return max(
+        (path for path, _ in _readings(location, value)), key=lambda path: (path[-1:] == location[-1:], len(path))
+    )
+
+
+def _readings(location: Sequence[str | int], value: Any) -> Iterator[tuple[list[str | int], Any]]:
+    """The ways to read `location` in `value`: (path, what is there)."""
+    if not location:
+        yield [], value
+        return
+    part, *rest = location
+    known = range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
+    if part in known:
+        yield from (([part, *path], inner) for path, inner in _readings(rest, cast(Any, value)[part]))
+    yield from _readings(rest, value)  # a tag

@@ -1,4 +1,4 @@
-"""Client secrets: short-lived keys for realtime connections."""
+"""Client secrets: short-lived keys for realtime connections and for requests that answers follow from alone."""
 
 import json
 import secrets
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from gateway.access.api_keys import ApiKey, bearer_of, digest
 from gateway.access.shared import SharedState
@@ -19,6 +20,12 @@ AZURE_PATH = "/openai/v1/realtime"  # where Azure's clients look for it
 SUBPROTOCOL = "realtime"  # the subprotocol that the server accepts
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 PREFIX = "ek_"
+# What a secret opens for its API key. It lists, keeps and removes nothing of the key's.
+_SOCKETS = {PATH, AZURE_PATH, "/v1/audio/speech/stream"}
+_POSTS = {
+    *("/v1/chat/completions", "/v1/completions", "/v1/images/generations", "/v1/images/edits"),
+    *(f"/v1/audio/{name}" for name in ("speech", "transcriptions", "translations", "generations")),
+}
 _RANDOM_BYTES = 32
 _MAX_SECRETS, _MAX_SECRETS_PER_KEY = 10_000, 1000
 _MAX_CONFIG_CHARACTERS = 256 * 1024  # of one session, as JSON
@@ -86,6 +93,14 @@ def _check_room(database: sqlite3.Connection, name: str, characters: int) -> Non
         return
     message = f"{reason}; ask for ones that expire sooner, or use each for more connections"
     raise ApiError(429, message, None, "too_many_client_secrets", "rate_limit_error", _RETRY_S)
+
+
+def opens(scope: Scope) -> bool:
+    """Whether a client secret is enough for a request."""
+    path = scope["path"]
+    if scope["type"] == "websocket":
+        return path in _SOCKETS
+    return (scope["method"], path) == ("GET", "/v1/models") or (scope["method"] == "POST" and path in _POSTS)
 
 
 def presented_key(socket: HTTPConnection) -> str:

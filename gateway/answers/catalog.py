@@ -1,12 +1,14 @@
 """Names that clients use: of models, adapters and voices."""
 
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
+from gateway.answers.names import OUTPUTS, Purpose, is_openai_model, is_openai_voice, own_voice
 from gateway.errors import ApiError, from_error, invalid
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.stage import Stage
-from services.common.text import match_case
 
 
 class Catalog:
@@ -14,10 +16,12 @@ class Catalog:
 
     Args:
         model_name: of the main stage's model; None: the pipeline file's, or the stage's own.
+        aliases: "GLOB=MODEL" each; the first that fits counts.
     """
 
-    def __init__(self, pipeline: Pipeline, model_name: str | None) -> None:
+    def __init__(self, pipeline: Pipeline, model_name: str | None, aliases: Sequence[str] = ()) -> None:
         self._pipeline, self._model_name = pipeline, model_name
+        self._aliases = [alias.partition("=")[::2] for alias in aliases]
 
     def model_of(self, stage: Stage) -> str | None:
         """The name that clients have for the stage's model; None: only the stage knows it, and was never reached.
@@ -40,6 +44,25 @@ class Catalog:
             for name in writer.loras:
                 models.setdefault(name, writer)
         return models
+
+    def meant(self, name: str | None, purpose: Purpose = "answers") -> str | None:
+        """The model that a request calls `name`; None: the one for `purpose`, whose name is not known yet.
+
+        Raises:
+            ApiError: 404, the name is an alias of a model that does not exist.
+        """
+        models = self.models
+        if name in models:
+            return name
+        alias = next((model for pattern, model in self._aliases if name and fnmatchcase(name, pattern)), None)
+        if alias is not None:
+            if models and alias not in models:
+                raise _no_model(f"{name!r} is an alias of {alias!r}, which does not exist here", models)
+            return alias
+        if purpose in OUTPUTS and (not name or is_openai_model(name, purpose)):
+            stage = self._pipeline.output(OUTPUTS[purpose])
+            return stage and self.model_of(stage)
+        return name
 
     def parent_of(self, model: str) -> str | None:
         """The model that `model` is an adapter of, if it is one."""
@@ -65,7 +88,7 @@ class Catalog:
         return lora
 
     def stage_for(self, output: Output, model: str | None, takes_loras: bool = False) -> Stage:
-        """The stage that makes `output`, for a request that names `model`, or none.
+        """The stage that makes `output`, for a request that means `model`, or none.
 
         Args:
             takes_loras: whether `model` may be an adapter of the thinker.
@@ -99,8 +122,8 @@ class Catalog:
         """The voice as the talker spells it; "": its default. Raises ApiError: 400 for `param`."""
         voices = self._pipeline.voices
         if voice is None or not voices:
-            return voice or ""
-        match = match_case(voice, voices)
+            return "" if voice is None or is_openai_voice(voice) else voice
+        match = own_voice(voice, voices)
         if match is None:
             raise invalid(param, f"no voice {voice!r}; use one of {', '.join(voices)}")
         return match
@@ -117,9 +140,13 @@ class Catalog:
         if not models:
             raise not_reached(self._pipeline.main)
         if name not in models:
-            message = f"model: {name!r} does not exist here; this server has {' and '.join(map(repr, models))}"
-            raise ApiError(404, message, "model", "model_not_found")
+            raise _no_model(f"{name!r} does not exist here", models)
         return models[name]
+
+
+def _no_model(reason: str, models: Iterable[str]) -> ApiError:
+    message = f"model: {reason}; this server has {' and '.join(map(repr, models))}"
+    return ApiError(404, message, "model", "model_not_found")
 
 
 def not_reached(stage: Stage) -> ApiError:

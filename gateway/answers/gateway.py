@@ -45,7 +45,7 @@ class Gateway:
     ) -> None:
         self.settings = settings
         self.pipeline = Pipeline(config, timeout_s=settings.health_timeout_s, channels=channels)
-        self.catalog = Catalog(self.pipeline, settings.model_name)
+        self.catalog = Catalog(self.pipeline, settings.model_name, settings.model_alias)
         self.fetcher = fetcher or Fetcher(settings)
         self.transcripts = Transcripts(shared=shared)
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")

@@ -147,7 +147,7 @@ async def to_generation(
     gateway: Gateway, request: ImageRequest, images: Sequence[MediaFile], mask: MediaFile | None, meter: Meter
 ) -> ImageGeneration:
     """Raises ApiError: 400 naming the member at fault; 404 and 503 as `Catalog.stage_for`."""
-    stage = gateway.catalog.stage_for("image", request.model)
+    stage = gateway.catalog.stage_for("image", gateway.catalog.meant(request.model, "image"))
     info = image_facts(stage, edits=bool(images))
     start = request.image_start(info)
     if len(images) > info.max_images:

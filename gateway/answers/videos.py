@@ -89,7 +89,7 @@ async def submit_video(
     Raises:
         ApiError: 400 naming the member at fault; 429, too many wait; 503, the stage does not serve.
     """
-    stage, jobs = gateway.catalog.stage_for("video", request.model), gateway.videos
+    stage, jobs = gateway.catalog.stage_for("video", gateway.catalog.meant(request.model, "video")), gateway.videos
     assert jobs is not None, "there are jobs where a stage makes videos"
     info = require_info(stage, TASKS, "videos")
     start = request.video_start(info)

@@ -8,8 +8,9 @@ import numpy as np
 from pydantic import BeforeValidator, Field
 
 from gateway.answers.gateway import Gateway
-from gateway.errors import invalid
-from gateway.media.fetch import decode_base64, media_errors
+from gateway.answers.names import is_openai_voice, own_voice
+from gateway.errors import ApiError, invalid
+from gateway.media.fetch import media_errors
 from gateway.media.voice_sample import MAX_BYTES, from_flac, read_sample
 from gateway.validation import Strict
 from quartet.v1 import talker_pb2, tensor_pb2
@@ -26,6 +27,8 @@ class VoiceId(Strict):
 
 
 def _as_voice(voice: Any) -> Any:
+    if not isinstance(voice, str | dict | VoiceId):
+        raise ValueError("must be the name or id of a voice, or an object with its id")
     return {"id": voice} if isinstance(voice, str) else voice
 
 
@@ -53,12 +56,14 @@ class SpeakPlan:
 
     Attributes:
         start: without sampling and text.
+        voice: the talker's own, or an uploaded one's id; "": a described one, or that of a sample.
         sample_s: length of the voice sample; 0: none.
         names: the request's names of fields of `start.text`.
         log: fields for the request's log line.
     """
 
     start: talker_pb2.SpeakStart
+    voice: str = ""
     sample_s: float = 0.0
     names: dict[str, str] = field(default_factory=lambda: {"whole_text_first": "non_streaming_mode"})
     log: dict[str, Any] = field(default_factory=dict)
@@ -100,8 +105,12 @@ async def plan_speech(
     elif options.x_vector_only_mode is not None:
         raise invalid("x_vector_only_mode", "only with a voice sample: ref_audio, or an uploaded voice")
     else:
-        plan.start.speaker = speaker
+        _speak_as(plan, speaker, talker)
     return plan
+
+
+def _speak_as(plan: SpeakPlan, speaker: str, talker: TalkerInfo) -> None:
+    plan.start.speaker, plan.voice = speaker, speaker or next(iter(talker.speakers), "")
 
 
 def _check_task(task: Task | None, talker: TalkerInfo) -> None:
@@ -133,10 +142,7 @@ async def _imitate_ref_audio(gateway: Gateway, options: VoiceOptions, talker: Ta
         raise invalid("ref_text", reason, "missing_required_parameter")
     assert options.ref_audio is not None
     with media_errors("ref_audio"):
-        if options.ref_audio.partition(":")[0].lower() in ("data", "http", "https"):
-            content = await gateway.fetcher.get(options.ref_audio, "audio")
-        else:
-            content = await asyncio.to_thread(decode_base64, options.ref_audio, MAX_BYTES)
+        content = await gateway.fetcher.get_or_decode(options.ref_audio, "audio", MAX_BYTES)
         samples = await asyncio.to_thread(read_sample, content, rate_hz)
     text = "" if options.x_vector_only_mode else options.ref_text or ""
     plan.imitate(samples, rate_hz, text, ("ref_audio", "ref_text"))
@@ -144,16 +150,24 @@ async def _imitate_ref_audio(gateway: Gateway, options: VoiceOptions, talker: Ta
 
 def _own_voice(options: VoiceOptions, talker: TalkerInfo, param: str) -> str | None:
     """The talker's own voice; "": its default, or a described one; None: not its own. Raises ApiError."""
-    if options.voice is not None and not talker.speakers and not talker.voice_sample_rate_hz:
+    named = options.voice and options.voice.id
+    if talker.voice_sample_rate_hz:
+        if named is None and not talker.speakers:
+            raise _required(param)
+        # None also for OpenAI's: an uploaded one may have that name
+        return "" if named is None else match_case(named, talker.speakers)
+    if named is None or (not talker.speakers and is_openai_voice(named)):
+        return ""
+    if not talker.speakers:
         raise invalid(param, "this model has no voices; leave it out and say in instructions who speaks")
-    if options.voice is not None:
-        return match_case(options.voice.id, talker.speakers)
-    if talker.voice_sample_rate_hz and not talker.speakers:
-        sample = "Send ref_audio, a sample of it, or upload one" if param == "voice" else "Upload a sample of it"
-        reason = f"required: this model has no voices of its own, it imitates one. {sample}"
-        reason += " by POST /v1/audio/voices (quartet voice add) and send its name"
-        raise invalid(param, reason, "missing_required_parameter")
-    return ""
+    return own_voice(named, talker.speakers)
+
+
+def _required(param: str) -> ApiError:
+    sample = "Send ref_audio, a sample of it, or upload one" if param == "voice" else "Upload a sample of it"
+    reason = f"required: this model has no voices of its own, it imitates one. {sample}"
+    reason += " by POST /v1/audio/voices (quartet voice add) and send its name"
+    return invalid(param, reason, "missing_required_parameter")
 
 
 async def _imitate_uploaded(
@@ -171,8 +185,13 @@ async def _imitate_uploaded(
                 raise invalid("x_vector_only_mode", reason)
             samples = await asyncio.to_thread(from_flac, flac, rate_hz)
             plan.imitate(samples, rate_hz, "" if options.x_vector_only_mode else voice.text, (param, param))
-            plan.log["voice"] = voice.id
+            plan.log["voice"] = plan.voice = voice.id
             return
+    if is_openai_voice(options.voice.id):
+        if not talker.speakers:
+            raise _required(param)
+        _speak_as(plan, own_voice(options.voice.id, talker.speakers) or "", talker)
+        return
     listed = voices[:_MAX_LISTED_VOICES] + (["..."] if len(voices) > _MAX_LISTED_VOICES else [])
     known = f"use one of {', '.join(listed)}" if voices else "none has been uploaded to this gateway"
     how = "; or upload one by POST /v1/audio/voices, or send ref_audio" if rate_hz else ""

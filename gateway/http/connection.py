@@ -1,9 +1,11 @@
 """Admission of requests, their owners, and streamed responses."""
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, aclosing, nullcontext
-from typing import Any, NoReturn, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -13,12 +15,13 @@ from gateway import metrics
 from gateway.access.api_keys import ApiKey
 from gateway.errors import ApiError, from_error
 from gateway.http.json_writer import refuse, to_json
-from gateway.tasks import first, limited
+from gateway.tasks import cancel, first, limited
 from services.common.errors import QueueFull
 
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log
 DONE = b"data: [DONE]\n\n"  # ends a stream of a chat
+SILENCE_S = 15.0  # in a stream; proxies end one after 60 s of it
 LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
 
 
@@ -87,12 +90,15 @@ async def _disconnect(receive: Receive) -> NoReturn:
 class StreamedResponse(Response):
     """Sends a body piece by piece.
 
-    The status line waits for the first piece: a failure before it has its own status. A later one breaks the body off.
+    The status line waits for the first piece, or for the first filler: a failure before it has its own status. A later
+    one breaks the body off.
 
     Args:
         pieces: may raise ApiError.
         limit_s: of the work; the body is cut off a little later.
     """
+
+    filler = b""  # is sent in a silence
 
     def __init__(
         self, pieces: AsyncGenerator[bytes, None], limit_s: float, media_type: str, headers: Mapping[str, str]
@@ -110,22 +116,52 @@ class StreamedResponse(Response):
             await while_connected(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-        try:
-            async for piece in self._pieces:
-                if not started:
-                    await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                    started = True
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except ApiError as error:
-            if not started:
-                await refuse(error, scope, receive, send)
-                return
-            scope.get("state", {}).get("log", {}).update(error.log)
-            if (last := self.last_word(error)) is None:
-                return
-            await send({"type": "http.response.body", "body": last, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        async with _Body(send, self.raw_headers, self.filler) as body:
+            try:
+                async for piece in self._pieces:
+                    await body.send(piece)
+            except ApiError as error:
+                if not body.started:
+                    await refuse(error, scope, receive, send)
+                    return
+                scope.get("state", {}).get("log", {}).update(error.log)
+                if (last := self.last_word(error)) is None:
+                    return
+                await body.send(last)
+            await body.send(b"", more=False)
+
+
+class _Body:
+    """Sends the status line with the first piece of a body, and `filler` after each `SILENCE_S` without a piece."""
+
+    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]], filler: bytes) -> None:
+        self.started = False
+        self._send, self._headers, self._filler = send, headers, filler
+        self._loop, self._lock = asyncio.get_running_loop(), asyncio.Lock()
+        self._sent_at, self._filling = self._loop.time(), list[asyncio.Task[None]]()
+
+    async def __aenter__(self) -> Self:
+        self._timer = self._loop.call_later(SILENCE_S, self._fill) if self._filler else None
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            await cancel(*self._filling)
+
+    async def send(self, piece: bytes, more: bool = True) -> None:
+        async with self._lock:
+            self._sent_at = self._loop.time()
+            if not self.started:
+                self.started = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+
+    def _fill(self) -> None:
+        left_s = self._sent_at + SILENCE_S - self._loop.time()
+        if left_s <= 0 and not self._lock.locked():  # locked: the client does not read
+            self._filling = [asyncio.create_task(self.send(self._filler))]
+        self._timer = self._loop.call_later(left_s if left_s > 0 else SILENCE_S, self._fill)
 
 
 async def drain(events: AsyncGenerator[Any, None]) -> None:
@@ -154,10 +190,14 @@ async def respond(http: Request, run: Run, streams: bool | None) -> Response:
 
 
 class EventStream(StreamedResponse):
-    """Sends server-sent events. A late failure becomes the last one."""
+    """Sends server-sent events, and comments in a silence. A late failure becomes the last event."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None], limit_s: float) -> None:
-        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    filler = b": waiting\n\n"
+
+    def __init__(
+        self, events: AsyncGenerator[bytes, None], limit_s: float, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
         super().__init__(events, limit_s, "text/event-stream", headers)
 
     def last_word(self, error: ApiError) -> bytes:

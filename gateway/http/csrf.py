@@ -1,5 +1,6 @@
-"""Keeps other sites' pages away from a server without API keys."""
+"""Keeps other sites' pages away from a server without API keys, but those that its settings allow."""
 
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -18,22 +19,32 @@ class OwnPagesOnly:
 
     Needless with API keys, which such pages do not have."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        self._app, self._allowed = app, allowed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in _SAFE_METHODS or _is_own(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["method"] in _SAFE_METHODS or _is_own(Headers(scope=scope), self._allowed):
             await self._app(scope, receive, send)
             return
         origin = Headers(scope=scope).get("origin", "another site")
-        message = f"a page of {origin} may not use this server; call it from that site's own server"
+        message = f"a page of {origin} may not use this server; {_mend(origin)}"
         await refuse(ApiError(403, message, None, "foreign_origin"), scope, receive, send)
 
 
-def _is_own(headers: Headers) -> bool:
+def _mend(origin: str) -> str:
+    return f"call it from that site's own server, or start this one with --allowed-origins={origin}"
+
+
+def _is_own(headers: Headers, allowed: Collection[str]) -> bool:
+    if _is_allowed(headers, allowed):
+        return True
     if (site := headers.get("sec-fetch-site")) is not None:  # the browser's own word: proxies do not change it
         return site in _OWN_SITES
     return _is_of_host(headers)  # browsers send no sec-fetch-site without TLS, except to localhost
+
+
+def _is_allowed(headers: Headers, allowed: Collection[str]) -> bool:
+    return headers.get("origin") in allowed or "*" in allowed
 
 
 def _is_of_host(headers: Headers) -> bool:
@@ -43,6 +54,8 @@ def _is_of_host(headers: Headers) -> bool:
 
 def check_socket(socket: WebSocket) -> None:
     """Raises ApiError: 403, the WebSocket of another site's page, which browsers connect anywhere."""
-    if not _is_of_host(socket.headers):
-        message = f"a page of {socket.headers['origin']} may not use this server from a browser"
+    allowed = socket.app.state.gateway.settings.allowed_origins
+    if not _is_of_host(socket.headers) and not _is_allowed(socket.headers, allowed):
+        origin = socket.headers["origin"]
+        message = f"a page of {origin} may not use this server from a browser; {_mend(origin)}"
         raise ApiError(403, message, None, "foreign_origin")

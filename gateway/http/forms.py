@@ -3,15 +3,16 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from fastapi import Request
 from pydantic import BaseModel
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import HTTPConnection
 
 from gateway.errors import ApiError, invalid
@@ -21,12 +22,21 @@ from gateway.validation import Model, validated, validated_json
 _LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
 _MAX_FIELDS = 1000
 _MAX_FIELD_BYTES = 1024 * 1024
+_PATH = re.compile(rb"[ -~]{1,4096}")
 _JSON_FIELDS = {"lora", "quartet", "input_reference", "chunking_strategy"}
 _NAME = re.compile(r"(?P<field>[^\[\]]+)(\[(?P<key>[^\[\]]*)\])?")
 
 
 def is_form(http: Request) -> bool:
-    return http.headers.get("content-type", "").split(";")[0].strip().lower() == "multipart/form-data"
+    return _media_type(http) == "multipart/form-data"
+
+
+def is_json(http: Request) -> bool:
+    return _media_type(http) == "application/json"
+
+
+def _media_type(http: Request) -> str:
+    return http.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
 def in_time(http: HTTPConnection, what: str = "the body") -> AbstractAsyncContextManager[None]:
@@ -60,22 +70,58 @@ async def read_form(
     Raises:
         ApiError: 400, no form, or naming the field at fault; 408, it takes longer than a request may.
     """
+    if not is_form(http):
+        kind = _media_type(http)[:64] or "without a type"
+        message = f"the body is {kind}; it must be multipart/form-data, in which files are sent"
+        raise ApiError(400, message, None, "invalid_form")
     fields: dict[str, Any] = {}
     files: dict[str, list[bytes]] = {}
     limits = {"max_files": max_files, "max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
+    parser = _Parser(http.headers, http.stream(), **limits)
+    parser.file_names = file_names - _JSON_FIELDS
     try:
-        async with in_time(http), http.form(**limits) as form:
-            for name, value in form.multi_items():
-                if isinstance(value, UploadFile):
-                    files.setdefault(name.removesuffix("[]"), []).append(await value.read())
-                else:
-                    _put(fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
-    except HTTPException as error:
-        raise ApiError(400, f"the body is not a valid form: {error.detail}", None, "invalid_form") from None
+        async with in_time(http):
+            form = await parser.parse()
+    except MultiPartException as error:
+        raise ApiError(400, f"the body is not a valid form: {error.message}", None, "invalid_form") from None
+    try:
+        for name, value in form.multi_items():
+            if isinstance(value, UploadFile):
+                files.setdefault(name.removesuffix("[]"), []).append(await _content(name, value))
+            elif value or _is_needed(model, name):  # programs send what nobody has filled in
+                _put(model, fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
+    finally:
+        await form.close()
     request = validated(model, fields, strict=False)  # all fields of a form are texts
     if unknown := [name for name in files if name not in file_names]:
         raise invalid(unknown[0], "unknown parameter", "unknown_parameter")
     return request, files
+
+
+class _Parser(MultiPartParser):
+    """Takes parts of the names `file_names` for files even if they have no filename."""
+
+    file_names: Collection[str]
+
+    def on_headers_finished(self) -> None:
+        disposition = self._current_part.content_disposition or b""
+        _, options = parse_options_header(disposition)
+        name = options.get(b"name", b"").decode(errors="replace").removesuffix("[]")
+        if name in self.file_names and b"filename" not in options:
+            self._current_part.content_disposition = disposition + b'; filename=""'
+        super().on_headers_finished()
+
+
+async def _content(name: str, file: UploadFile) -> bytes:
+    """Raises ApiError: 400, it is a short text without a filename: that of a file, perhaps."""
+    content = await file.read()
+    if not file.filename and _PATH.fullmatch(content):
+        raise invalid(name, f"is a text, not a file; curl sends a file by -F {name}=@PATH")
+    return content
+
+
+def _is_needed(model: type[BaseModel], name: str) -> bool:
+    return name not in model.model_fields or model.model_fields[name].is_required()
 
 
 def _parsed(name: str, text: str) -> Any:
@@ -87,11 +133,20 @@ def _parsed(name: str, text: str) -> Any:
         raise invalid(name, "more brackets within brackets than are read") from None
 
 
-def _put(fields: dict[str, Any], name: str, value: Any) -> None:
+def _takes_list(model: type[BaseModel], name: str) -> bool:
+    if name not in model.model_fields or name in _JSON_FIELDS:
+        return False
+    annotation = model.model_fields[name].annotation
+    return list in map(get_origin, (annotation, *get_args(annotation)))
+
+
+def _put(model: type[BaseModel], fields: dict[str, Any], name: str, value: Any) -> None:
     match = _NAME.fullmatch(name)
     if match is None:
         raise invalid(name, "no name of a field: write field, field[] or field[key]")
     field, key = match["field"], match["key"]
+    if key is None and _takes_list(model, field):
+        key = ""
     if key is None:
         if field in fields:
             raise invalid(name, "is in the form twice")

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
 from gateway.access.api_keys import ApiKey, ApiKeys, bearer_of
-from gateway.access.client_secrets import AZURE_PATH, PATH, ClientSecrets, presented_key
+from gateway.access.client_secrets import PREFIX, ClientSecrets, opens, presented_key
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.http.connection import CLIENT_CLOSED_REQUEST, ClientGone
@@ -28,6 +28,8 @@ _QUIET_PATHS = {"/health", "/ready", "/metrics"}
 # For probes, Prometheus and `quartet top`; the API's description is the same everywhere. An Ingress leaves them inside.
 # The page asks for a key by itself.
 OPEN_PATHS = frozenset({*_QUIET_PATHS, "/docs", "/openapi.json", *PAGE_PATHS})
+# For clients that read these before they have a key. With one, they are told of more.
+_OPEN_TO_READ = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
 _OF_OPERATORS = ("/start_profile", "/stop_profile")
 _TRACED = ("POST", _WEBSOCKET)  # methods that may reach a stage
@@ -132,8 +134,21 @@ def _end_span(span: tracing.Span, method: str, path: str, status: int, fields: d
     span.end(f"HTTP {status}" if status >= 500 else "")  # a client's mistake is no error of the span
 
 
+class HeadAsGet:
+    """Answers HEAD as GET; the server sends no body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+
 class BodyLimit:
-    """Refuses larger bodies with 413 while it reads them, and drops the rest: the client must read the answer."""
+    """Refuses larger bodies with 413 while it reads them, and drops the rest: the client must read the answer.
+
+    Refuses compressed ones with 415."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
@@ -143,7 +158,12 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         error = ApiError(413, f"the body is larger than the {self._max_bytes} bytes allowed", None, "body_too_large")
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        if (coding := headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
+            message = f"the body's content-encoding is {coding[:64]!r}; send it as it is, without one"
+            await refuse(ApiError(415, message, None, "unsupported_content_encoding"), scope, receive, send)
+            return
+        declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
             await error_response(error)(scope, receive, send)
             return
@@ -163,7 +183,7 @@ class BodyLimit:
 class RequireKey:
     """Refuses requests without a known key with 401, and sets `request.state.key`.
 
-    `secrets` open realtime sessions for the key that made them."""
+    `secrets` open some endpoints for the key that made them."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys, secrets: ClientSecrets) -> None:
         self._app, self._keys, self._secrets = app, keys, secrets
@@ -183,6 +203,11 @@ class RequireKey:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": WS_1008_POLICY_VIOLATION})
+        elif not presented and scope["method"] == "GET" and scope["path"] in _OPEN_TO_READ:
+            await self._app(scope, receive, send)
+        elif presented.startswith(PREFIX) and not opens(scope):
+            message = "a client secret does not open this; send an API key from a server of your own"
+            await refuse(ApiError(401, message, None, "invalid_api_key"), scope, receive, send)
         else:
             reason = "the API key is not known here" if presented else "an API key is required"
             message = f"{reason}; send `Authorization: Bearer KEY` with one that this server's operator gave out"
@@ -190,7 +215,6 @@ class RequireKey:
 
     def _key(self, presented: str, scope: Scope) -> ApiKey | None:
         key = self._keys.find(presented)
-        is_realtime = scope["type"] == "websocket" and scope["path"] in (PATH, AZURE_PATH)
-        if key is None and is_realtime and (secret := self._secrets.find(presented)) is not None:
+        if key is None and opens(scope) and (secret := self._secrets.find(presented)) is not None:
             return self._keys.of_hash(secret.key_sha256)
         return key

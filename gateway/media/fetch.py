@@ -1,13 +1,12 @@
 """Fetches media of https, http and data URLs from permitted hosts."""
 
 import asyncio
-import binascii
 import ipaddress
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.cookiejar import CookieJar, DefaultCookiePolicy
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 import httpx
 import pybase64
@@ -106,6 +105,12 @@ class Fetcher:
         except httpx.HTTPError as error:
             raise MediaError(f"the URL cannot be fetched: {type(error).__name__}") from None
 
+    async def get_or_decode(self, source: str, kind: str, max_bytes: int) -> bytes:
+        """A file by its URL, or in base64 of at most `max_bytes`. Raises MediaError."""
+        if source.partition(":")[0].lower() in ("data", "http", "https"):
+            return await self.get(source, kind)
+        return await asyncio.to_thread(decode_base64, source, max_bytes)
+
     async def _fetch(self, url: str, kind: str) -> bytes:
         for _ in range(_MAX_REDIRECTS + 1):
             parsed = _parse(url)
@@ -169,20 +174,30 @@ def decode_data_url(url: str, kind: str, max_bytes: int) -> bytes:
     media_type, *parameters = header.split(";")
     _check_type(media_type, kind)
     if "base64" in (parameter.strip().lower() for parameter in parameters):
-        return decode_base64(payload, max_bytes)
+        return decode_base64(unquote(payload) if "%" in payload else payload, max_bytes)
     if len(payload) > 3 * max_bytes or len(content := unquote_to_bytes(payload)) > max_bytes:
         raise too_large(max_bytes)
     return content
 
 
 def decode_base64(payload: str, max_bytes: int) -> bytes:
-    """Decodes strict base64. Raises MediaError: not base64, or too large."""
-    if len(payload) // 4 * 3 - payload[-2:].count("=") > max_bytes:
+    """Decodes base64 as `from_base64`. Raises MediaError: not base64, or too large."""
+    try:
+        content = from_base64(payload)
+    except ValueError:
+        raise MediaError("not valid base64") from None
+    if len(content) > max_bytes:
         raise too_large(max_bytes)
+    return content
+
+
+def from_base64(payload: str) -> bytes:
+    """Decodes base64 with or without line ends, blanks and padding, as browsers do. Raises ValueError."""
     try:
         return pybase64.b64decode(payload, validate=True)
-    except (binascii.Error, ValueError):
-        raise MediaError("not valid base64") from None
+    except ValueError:
+        plain = "".join(payload.split()).rstrip("=")
+        return pybase64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
 
 
 def too_large(max_bytes: int) -> MediaError:

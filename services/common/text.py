@@ -1,8 +1,21 @@
-"""Names as people write them."""
+"""Names as people write them, and messages for people."""
 
+import re
 from collections.abc import Iterable
+
+# What messages of libraries have for their own developers: places in a source, objects, and numbers of errors.
+_INSIDES = re.compile(
+    r"\[\d\d:\d\d:\d\d\] |\S*/\S+\.(?:cc|cpp|cu|h|py|pyx|rs)(?::\d+)+:? ?|File \"\S+\", line \d+"
+    r"|\[Errno -?\d+\] ?|,? patches welcome|: '<none>'"
+    r"|<[\w.]+ (?:[^<>]* )?at 0x[0-9a-fA-F]+>|'[\w.]+' object has no attribute '\w+'"
+)
 
 
 def match_case(name: str, known: Iterable[str]) -> str | None:
     """The one of `known` that is `name` in upper or lower case; None: there is none."""
     return next((each for each in known if each.lower() == name.lower()), None)
+
+
+def without_insides(message: str) -> str:
+    """`message` without what a library says of itself."""
+    return re.sub(r"\s+", " ", _INSIDES.sub("", message)).strip(" :,")

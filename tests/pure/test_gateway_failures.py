@@ -1,12 +1,16 @@
 """What clients hear of a stage that is gone, whoever tells the gateway first, and what only the log does."""
 
 import asyncio
+import io
 import json
+import re
 import uuid
 
+import av
 import grpc
 import httpx
 import pytest
+from PIL import Image
 from structlog.testing import capture_logs
 
 from services.common.errors import (
@@ -126,6 +130,43 @@ async def test_no_address_and_no_socket_s_words_are_in_a_body(gateway, error, st
     assert response.json()["error"]["message"].startswith(message)
     assert not NOT_FOR_CLIENTS.search(response.text)
     assert ("retry-after" in response.headers) == (status == 503)
+
+
+def said(call) -> str:
+    """What a library says of a fault."""
+    try:
+        return call()
+    except (OSError, ValueError, AttributeError) as error:
+        return str(error)
+
+
+XGRAMMAR = "[13:46:57] /project/cpp/json_schema_converter.cc:4950: Cannot find field $defs in #/$defs/A"
+RATE = "rate"
+LIBRARIES = {
+    "Pillow": (lambda: said(lambda: Image.open(io.BytesIO(b"no picture"))), "cannot identify image file"),
+    "PyAV": (lambda: said(lambda: av.open(io.BytesIO(b"no sound"))), "Invalid data found when processing input"),
+    "FFmpeg": (lambda: "[Errno 1163346256] Not yet implemented in FFmpeg, patches welcome: '<none>'", "Not yet impl"),
+    "Python": (lambda: said(lambda: getattr(io.BytesIO(), RATE)), "cannot be read"),
+    "an object": (lambda: f"of {object()} and {io.BytesIO()!r}", "of and"),
+    "XGrammar": (lambda: XGRAMMAR, "Cannot find field $defs in #/$defs/A"),
+    "Python's trace": (lambda: 'File "/usr/lib/python3/site-packages/vllm/x.py", line 3: too long', "too long"),
+    "the client's own": (
+        lambda: "at most 16:9, by https://a.example/b.png:80 or a/b:5",
+        "16:9, by https://a.example/b",
+    ),
+}
+INSIDES = re.compile(r"0x|object at|object has|\.cc|\.py|Errno|patches|<none>|\d\d:\d\d:\d\d|site-packages")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+async def test_what_a_library_says_of_itself_is_not_what_clients_hear(gateway, library):
+    text, kept = LIBRARIES[library]
+    only(gateway, "thinker", InvalidInput("messages[0].content[1]", f"cannot be read: {text()}"))
+    status, error = await gateway.refusal(ASK)
+    assert (status, error["param"]) == (400, "messages[0].content[1]")
+    assert error["message"].startswith("messages[0].content[1]: cannot be read")
+    assert kept in error["message"]
+    assert not INSIDES.search(error["message"]), error["message"]
 
 
 async def test_a_refusal_that_comes_by_the_talker_is_in_the_names_of_the_stage_that_refused(gateway):

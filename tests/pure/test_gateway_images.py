@@ -92,6 +92,13 @@ async def test_every_member_reaches_the_stage(gateway):
     assert "quartet_gateway_images_total" in metrics
 
 
+@pytest.mark.parametrize("model", ["dall-e-2", "dall-e-3", "gpt-image-1-mini", "chatgpt-image-latest", "", None])
+async def test_models_of_openais_are_the_one_that_makes_images(gateway, model):
+    body = {"model": model, "prompt": "a cat", "n": 1, "size": "64x64", "response_format": "b64_json"}
+    response = await gateway.http.post("/v1/images/generations", json=body)
+    assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize("lora", ["ink", {"ink": 1}, ["ink"], [{"name": "ink"}]])
 async def test_the_spellings_of_lora(gateway, lora):
     assert (await gateway.http.post(GENERATE, json=ASK | {"lora": lora})).status_code == 200

@@ -4,9 +4,11 @@ import asyncio
 import base64
 import io
 import struct
+import textwrap
 import wave
 from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from PIL import Image
@@ -199,7 +201,7 @@ def test_data_urls():
     for url, says in [
         (f"data:text/html;base64,{data}", "which is no image"),
         ("data:image/png;base64,ab$=", "not valid base64"),
-        ("data:image/png;base64,abc", "not valid base64"),
+        ("data:image/png;base64,abcde", "not valid base64"),
         (f"data:image/png;base64,{data * 40}", "larger than"),
         ("data:image/png", "a data URL is"),
     ]:
@@ -207,6 +209,28 @@ def test_data_urls():
             decode_data_url(url, "image", 10)
     with pytest.raises(MediaError, match="not valid base64"):
         decode_base64("ä", 10)
+
+
+BASE64 = base64.b64encode(bytes(range(256)) + b"!").decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(textwrap.wrap(BASE64, 76)) + "\n",
+        "\r\n".join(textwrap.wrap(BASE64, 64)),
+        BASE64.rstrip("="),
+        f" {BASE64}\t",
+        "\n".join(textwrap.wrap(BASE64.rstrip("="), 60)),
+    ],
+)
+def test_base64_as_programs_write_it(text):
+    content = bytes(range(256)) + b"!"
+    assert decode_base64(text, len(content)) == content
+    assert decode_data_url(f"data:image/png;base64,{text}", "image", len(content)) == content
+    assert decode_data_url(f"data:image/png;base64,{quote(text)}", "image", len(content)) == content
+    with pytest.raises(MediaError, match="larger than"):
+        decode_base64(text, len(content) - 1)
 
 
 def picture(width: int, height: int, file_format: str = "PNG") -> bytes:

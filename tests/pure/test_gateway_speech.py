@@ -138,7 +138,6 @@ async def test_long_text_is_spoken_in_pieces_with_one_voice(gateway):
 
 
 BAD = {
-    "no model": ({"model": None}, 400, "model"),
     "another model": ({"model": "gpt"}, 404, "model"),
     "no text": ({"input": ""}, 400, "input"),
     "white space": ({"input": " \n"}, 400, "input"),
@@ -235,7 +234,7 @@ async def test_a_client_that_leaves_ends_all_stages_work(gateway):
 
 async def test_voices(gateway):
     body = (await gateway.http.get("/v1/audio/voices")).json()
-    assert body["voices"] == VOICES
+    assert [voice["name"] for voice in body["voices"]] == VOICES
     assert [(voice["id"], voice["default"]) for voice in body["data"]] == [(VOICES[0], True), (VOICES[1], False)]
     (model,) = (await gateway.http.get("/v1/models")).json()["data"]
     assert model["quartet"]["max_speech_characters"] == 50_000

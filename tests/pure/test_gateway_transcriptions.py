@@ -1,6 +1,7 @@
 """`POST /v1/audio/transcriptions` and `/v1/audio/translations` over HTTP, with a scripted thinker."""
 
 import asyncio
+import base64
 import io
 import itertools
 import json
@@ -205,12 +206,66 @@ async def test_several_windows_are_in_the_thinker_at_a_time_but_not_all(gateway)
     assert most <= 6 < len(thinker.requests) == 9
 
 
+FORMS = {
+    "nothing filled in": {"language": "", "prompt": "", "temperature": "", "chunking_strategy": "", "stream": ""},
+    "a language to be found": {"language": "auto"},
+    "one granularity": {"response_format": "verbose_json", "timestamp_granularities": "segment"},
+    "a list by repetition": {"response_format": "verbose_json", "timestamp_granularities": ["segment", "segment"]},
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+async def test_forms_as_people_send_them(gateway, case):
+    assert (await post(gateway, **FORMS[case])).json()["text"] == " ".join([SAID] * 3)
+    assert gateway.scripts["thinker"].requests[0].messages[0].content[1].text == "Transcribe the audio into text."
+
+
+async def test_a_file_needs_no_name(gateway):
+    disposition = b'--b\r\ncontent-disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+
+    async def send(sound: bytes) -> httpx.Response:
+        body = disposition % (b"file", sound) + disposition % (b"model", b"scripted") + b"--b--\r\n"
+        return await gateway.http.post(PATH, content=body, headers=headers)
+
+    sound = encode_audio(spoken(1, gap_s=17), RATE_HZ, "wav")
+    assert len(sound) > 1024 * 1024  # more than a text of a form may have
+    assert (await send(sound)).json()["text"] == SAID
+    error = (await send(b"a.mp3")).json()["error"]
+    assert (error["param"], error["code"]) == ("file", "invalid_value")
+    assert "-F file=@PATH" in error["message"]
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/audio/translations"])
+async def test_a_body_in_json(gateway, path):
+    data = base64.b64encode(talk()).decode()
+    for file in (data, f"data:audio/mpeg;base64,{data}"):
+        body = {"model": "scripted", "file": file, "language": None, "temperature": 0.2}
+        response = await gateway.http.post(path, json=body)
+        assert response.json()["text"] == " ".join([SAID] * 3)
+    for body, param in (
+        ({"model": "scripted"}, "file"),
+        ({"model": "scripted", "file": "?"}, "file"),
+        ({"model": "scripted", "file": "http://127.0.0.1/a.mp3"}, "file"),
+        ({"model": "scripted", "file": data, "beams": 2}, "beams"),
+    ):
+        response = await gateway.http.post(path, json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+
+
+async def test_a_body_of_another_kind_is_named(gateway):
+    for kind in ("audio/mpeg", "application/x-www-form-urlencoded", None):
+        headers = {"content-type": kind} if kind else {}
+        error = (await gateway.http.post(PATH, content=talk(), headers=headers)).json()["error"]
+        assert (error["code"], error["param"]) == ("invalid_form", None)
+        assert (kind or "without a type") in error["message"]
+
+
 BAD = {
     "no file": ({"sound": b"none"}, "other"),
     "empty file": ({"sound": b""}, "file"),
     "no sound": ({"sound": b"text, and no sound"}, "file"),
     "a picture": ({"sound": (QUESTION.parent / "picture.png").read_bytes()}, "file"),
-    "no model": ({"model": None}, "model"),
     "unknown language": ({"language": "klingon"}, "language"),
     "unknown format": ({"response_format": "diarized_json"}, "response_format"),
     "word times": (

@@ -65,7 +65,12 @@ async def test_voices_are_there_after_a_restart_and_at_a_gateway_beside(tmp_path
             assert (await speak(gateway, key=owner, voice=voice)).content == PCM16
         (*_, start) = gateway.scripts["talker"].requests
         assert len(heard(start)) == 1.5 * RATE_HZ
-        assert (await gateway.http.get(VOICES)).status_code == 401
+        unknown = await gateway.http.get(VOICES)  # without a key: the model's own, of which there are none
+        assert (unknown.status_code, unknown.json()["data"], unknown.json()["uploaded_voices"]) == (200, [], [])
+        assert (await gateway.http.get("/v1/audio/models")).json()["models"] == [{"id": "scripted", "name": "scripted"}]
+        assert (await gateway.http.get(VOICES, headers=bearer("mallory"))).status_code == 401
+        for request in (gateway.http.post(VOICES), gateway.http.delete(f"{VOICES}/bert")):
+            assert (await request).status_code == 401
 
 
 async def test_another_talker_gets_samples_at_its_own_rate(tmp_path):
@@ -153,6 +158,8 @@ async def test_a_model_that_makes_voices_of_instructions():
         assert answer.content == PCM16
         (start,) = gateway.scripts["talker"].requests
         assert (start.text.instructions, start.speaker) == ("An old man.", "")
+        assert (await speak(gateway, voice="alloy", instructions="An old man.")).content == PCM16  # OpenAI's: as none
+        assert gateway.scripts["talker"].requests[1].speaker == ""
         for param, members in {"voice": {"voice": "ethan"}, "task_type": {"task_type": "Base"}}.items():
             response = await speak(gateway, **members)
             assert (response.status_code, response.json()["error"]["param"]) == (400, param)
@@ -164,12 +171,18 @@ async def test_a_model_with_both_keeps_its_names(tmp_path):
         refused = await upload(gateway, name="Vivian")
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "name")
         await upload(gateway)
-        assert await listed(gateway) == ["vivian", "anna"]
-        for members in ({}, {"voice": "VIVIAN"}, {"voice": "anna"}):
-            assert (await speak(gateway, **members)).content == PCM16
+        named_so = (await upload(gateway, name="alloy")).json()["id"]
+        assert await listed(gateway) == ["vivian", "anna", "alloy"]
+        told_voices = []
+        for members in ({}, {"voice": "VIVIAN"}, {"voice": "anna"}, {"voice": "nova"}, {"voice": "alloy"}):
+            response = await speak(gateway, **members)
+            assert response.content == PCM16
+            told_voices.append(response.headers["x-quartet-voice"])
         starts = gateway.scripts["talker"].requests
         asked = [(start.speaker, start.text.HasField("voice_sample")) for start in starts]
-        assert asked == [("", False), ("vivian", False), ("", True)]
+        assert asked == [("", False), ("vivian", False), ("", True), ("vivian", False), ("", True)]
+        assert told_voices[:2] == ["vivian", "vivian"]
+        assert told_voices[3:] == ["vivian", named_so]
         assert (await gateway.http.delete(f"{VOICES}/vivian")).status_code == 404
 
 

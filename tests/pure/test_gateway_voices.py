@@ -59,7 +59,7 @@ async def test_a_voice_from_its_upload_to_its_removal(gateway):
     voice = await voices.create(name="anna", audio_sample=("a.wav", SAMPLE), consent="cons_1")
     assert (voice.name, voice.object, voice.type) == ("anna", "audio.voice", "audio_sample")
     body = (await gateway.http.get(VOICES)).json()
-    assert body["voices"] == ["anna"]
+    assert body["voices"] == [{"id": voice.id, "name": "anna"}]
     (told,) = body["uploaded_voices"]
     assert body["data"] == [{**told, "default": False}]
     assert (told["id"], told["consent"], told["ref_text"], told["seconds"]) == (voice.id, "cons_1", None, 1.5)
@@ -239,6 +239,7 @@ async def test_bodies_that_are_no_form(gateway):
 BAD_SPEECH: dict[str, tuple[dict[str, Any], str]] = {
     "no voice": ({}, "voice"),
     "unknown voice": ({"voice": "bob"}, "voice"),
+    "OpenAI's, of a model without": ({"voice": "alloy"}, "voice"),
     "unknown voice id": ({"voice": {"id": "voice_1"}}, "voice"),
     "voice no text": ({"voice": 5}, "voice"),
     "instructions": ({"voice": "anna", "instructions": "Softly."}, "instructions"),

@@ -17,8 +17,9 @@ from openai.types.realtime import (
 from openai.types.realtime.client_secret_create_response import Session as SecretSession
 from pydantic import TypeAdapter
 
+from gateway.answers.names import OPENAI_VOICES
 from gateway.dialects.realtime.events import RealtimeError, server_event
-from gateway.dialects.realtime.settings.session import OPENAI_VOICES, RetentionRatio, Session
+from gateway.dialects.realtime.settings.session import RetentionRatio, Session
 from gateway.dialects.realtime.settings.session_config import SemanticVad, ServerVad
 
 SERVER_EVENTS = TypeAdapter(RealtimeServerEvent)

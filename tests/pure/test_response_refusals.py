@@ -49,6 +49,12 @@ def said(part: dict[str, Any]) -> dict[str, Any]:
         ({"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "x"}]}]}, f"{PART}.type"),
         ({"input": [{"type": "function_call_output", "call_id": "c9", "output": ""}]}, "input[0].call_id"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"input": ["hi", {"type": "function_call_output", "call_id": "c9", "output": 5}]}, "input[0]"),
+        ({"input": [{"type": "function_call_output", "call_id": "c9", "output": 5}]}, "input[0].output"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c9", "output": [{"type": "input_text"}]}]},
+            "input[0].output[0].text",
+        ),
         ({"tools": [{"name": "x"}]}, "tools[0]"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "image_generation"}]}, "tools[0].name"),

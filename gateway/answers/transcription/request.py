@@ -23,13 +23,17 @@ def _as_strategy(value: Any) -> Any:
     return {"type": "server_vad"} if value in (None, "auto") else value
 
 
+def _language(named: str) -> str | None:
+    return None if named.strip().lower() in ("", "auto") else language_of(named)
+
+
 class TranslationRequest(Strict):
     """Audio to be translated into English text."""
 
     task: ClassVar[str] = "translate"
-    model: str
-    language: Annotated[str, AfterValidator(language_of)] | None = Field(
-        default=None, description="of the sound: ISO 639-1 code or English name; default: the model finds it"
+    model: str | None = Field(default=None, description="default, or a name of OpenAI's: the model that hears")
+    language: Annotated[str, AfterValidator(_language)] | None = Field(
+        default=None, description="of the sound: ISO 639-1 code or English name; default, or auto: the model finds it"
     )
     prompt: str | None = Field(default=None, description="names and terms that may be said, and their spelling")
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"

@@ -50,6 +50,7 @@ class TranscriptionRun:
         self._ended = list[_Piece]()
         if gateway.pipeline.output("text") is None:
             raise invalid("model", "no thinker here: only a server with one writes down sound", "unsupported_model")
+        request.model = gateway.catalog.meant(request.model, "transcription")
         gateway.catalog.stage_for("text", request.model, takes_loras=True)
         self._lora = gateway.catalog.lora_of(request.model)  # of all windows: one that is unloaded meanwhile is missed
         if "audio" not in gateway.catalog.info("thinker").input_modalities:

@@ -20,7 +20,8 @@ _OPENAPI = page(AudioRequest, "the file", answered=AUDIO_MEDIA_TYPES.values())
 async def generate_audio(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes audio from a prompt; the response is its file."""
     request = await read_json(http, AudioRequest)
-    stage, limit_s = gateway.catalog.stage_for("audio", request.model), gateway.settings.request_timeout_s
+    stage = gateway.catalog.stage_for("audio", gateway.catalog.meant(request.model, "audio"))
+    limit_s = gateway.settings.request_timeout_s
     made = await while_connected(http.receive, make(stage, request, http.state.request_id, limit_s))
     http.state.log |= {"audio_s": round(made.seconds, 3), "seed": made.seed}
     headers = {"x-quartet-seed": str(made.seed), "x-quartet-sample-rate-hz": str(made.sample_rate_hz)}

@@ -40,6 +40,7 @@ _ANSWER = "chat.completion, or with stream: true chat.completion.chunk events an
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers a conversation with text and, if requested, speech; or with images, if the model makes them."""
     request = await read_json(http, ChatCompletionRequest)
+    request.model = gateway.catalog.meant(request.model) or ""
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
         chat = ImageRun(gateway, request, http, stage)

@@ -90,6 +90,7 @@ async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitte
     """Continues prompts as they are: no chat template, no speech."""
     request = await read_json(http, CompletionRequest)
     request.check()
+    request.model = gateway.catalog.meant(request.model) or ""
     return await respond(http, Completions(gateway, request, http), request.stream)
 
 

@@ -13,9 +13,9 @@ from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import GeneratedImage, ImageGeneration, to_generation
 from gateway.answers.meter import Meter
-from gateway.errors import ApiError, invalid
+from gateway.errors import invalid
 from gateway.http.connection import admitted, named_sse, respond
-from gateway.http.forms import FILE, is_form, page, read_form, read_json
+from gateway.http.forms import FILE, page, read_form, read_json
 from gateway.http.json_writer import Json
 from gateway.media.check import MediaFile
 
@@ -42,8 +42,6 @@ async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(adm
 @router.post("/v1/images/edits", openapi_extra=_EDIT_OPENAPI)
 async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes images from a prompt and other images; the body is a form."""
-    if not is_form(http):
-        raise ApiError(400, "the body must be multipart/form-data: images are sent as files", None, "invalid_form")
     most = gateway.fetcher.limits.media_max_parts + 1
     request, files = await read_form(http, ImageRequest, {"image", "mask"}, most)
     images, masks = files.get("image", []), files.get("mask", [])

@@ -81,5 +81,8 @@ async def list_models(http: Request) -> dict[str, Any]:
 @router.get("/v1/models/{name:path}")
 async def get_model(http: Request, name: str) -> dict[str, Any]:
     """One model."""
+    if not name:
+        return await list_models(http)
     gateway: Gateway = http.app.state.gateway
+    name = gateway.catalog.meant(name) or name
     return _model(gateway, name, gateway.catalog.model_stage(name))

@@ -45,7 +45,7 @@ class SpeechOptions(Strict):
 class SpeechSettings(VoiceOptions):
     """Voice, format and speed of the speech."""
 
-    model: str
+    model: str | None = Field(default=None, description="default, or a name of OpenAI's: the model that speaks")
     response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm"] = Field(
         default="mp3", description="pcm: mono, 16 bit, little-endian, at the model's sample_rate_hz"
     )
@@ -76,8 +76,8 @@ async def speak(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -
     speech_run = await SpeechRun.begin(gateway, request, http)
     pieces = speech_run.cut(request.input)
     if request.stream_format == "sse":
-        return EventStream(_events(speech_run, pieces), limit_s)
-    headers = {"x-quartet-sample-rate-hz": str(speech_run.sample_rate_hz), "x-accel-buffering": "no"}
+        return EventStream(_events(speech_run, pieces), limit_s, speech_run.headers)
+    headers = {**speech_run.headers, "x-accel-buffering": "no"}
     media_type = MEDIA_TYPES[request.response_format]
     return StreamedResponse(speech_run.file(pieces), limit_s, media_type, headers)
 
@@ -105,6 +105,9 @@ class SpeechRun:
         code2wav = gateway.catalog.info("code2wav")
         self.sample_rate_hz: int = code2wav.sample_rate_hz
         self._most_bytes = _most_bytes(gateway.catalog.info("talker"), code2wav, plan)
+        self.headers = {"x-quartet-sample-rate-hz": str(self.sample_rate_hz)}
+        if plan.voice:
+            self.headers["x-quartet-voice"] = plan.voice
         self._audio_bytes, self._spoken = 0, list[talker_pb2.SpeakSummary]()
         meter.log |= {"format": settings.response_format, **plan.log}
 
@@ -112,7 +115,7 @@ class SpeechRun:
     async def begin(cls, gateway: Gateway, settings: SpeechSettings, http: HTTPConnection, text: str = "input") -> Self:
         """Raises ApiError: the talker cannot speak so."""
         meter = Meter(http.state.request_id, gateway.settings.request_timeout_s, http.state.log)
-        gateway.catalog.stage_for("speech", settings.model)
+        gateway.catalog.stage_for("speech", gateway.catalog.meant(settings.model, "speech"))
         talker = gateway.catalog.info("talker")
         if not talker.reads_text:
             raise invalid("model", "its talker reads what its thinker writes only", "unsupported_model")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
+from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
@@ -17,8 +18,9 @@ from gateway.answers.transcription.request import TranscriptionRequest, Translat
 from gateway.answers.transcription.run import TranscriptionRun
 from gateway.errors import invalid
 from gateway.http.connection import EventStream, admitted, drain, sse, while_connected
-from gateway.http.forms import FILE, page, read_form
+from gateway.http.forms import FILE, is_json, page, read_form, read_json
 from gateway.http.json_writer import Json
+from gateway.media.fetch import media_errors
 from gateway.validation import Strict
 
 _PLAIN = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
@@ -27,9 +29,32 @@ _SUBTITLES = {"srt": srt, "vtt": vtt}
 router = APIRouter(tags=["transcriptions"])
 
 
-def _page(model: type[Strict]) -> dict[str, Any]:
+class _File(Strict):
+    """What a request in JSON has for a file."""
+
+    file: str = Field(description="base64, or a data, https or http URL")
+
+
+class _TranscriptionInJson(TranscriptionRequest, _File):
+    pass
+
+
+class _TranslationInJson(TranslationRequest, _File):
+    pass
+
+
+_IN_JSON: dict[type[TranslationRequest], type[Any]] = {
+    TranscriptionRequest: _TranscriptionInJson,
+    TranslationRequest: _TranslationInJson,
+}
+
+
+def _page(model: type[TranslationRequest]) -> dict[str, Any]:
     answer = "Transcription, or text, or with stream transcript.text events"
-    return page(model, answer, {"file": FILE}, needed="file", media_type="multipart/form-data")
+    described = page(model, answer, {"file": FILE}, needed="file", media_type="multipart/form-data")
+    in_json = page(_IN_JSON[model], answer)["requestBody"]["content"]
+    described["requestBody"]["content"] |= in_json
+    return described
 
 
 @router.post("/v1/audio/transcriptions", openapi_extra=_page(TranscriptionRequest))
@@ -46,18 +71,30 @@ async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)
 
 async def _respond(http: Request, gateway: Gateway, model: type[TranslationRequest]) -> Response:
     limit_s = gateway.settings.request_timeout_s
-    request, files = await read_form(http, model, {"file"}, 1)
-    request.check()
-    if not files:
-        raise invalid("file", "required, but missing", "missing_required_parameter")
-    (content,) = files["file"]
-    if len(content) > (most := gateway.fetcher.limits.media_max_bytes):
-        raise invalid("file", f"is larger than {most} bytes", "invalid_media")
+    request, content = await _read(http, gateway, model)
     sound = FileSound(content, request.pauses, limit_s)
     run = TranscriptionRun(gateway, request, sound, http.state.request_id, http.state.log)
     if request.stream:
         return EventStream(_events(run), limit_s)
     return await while_connected(http.receive, _whole(run))
+
+
+async def _read(http: Request, gateway: Gateway, model: type[TranslationRequest]) -> tuple[TranslationRequest, bytes]:
+    """The request and its file. Raises ApiError."""
+    most = gateway.fetcher.limits.media_max_bytes
+    if is_json(http):
+        in_json = await read_json(http, _IN_JSON[model])
+        in_json.check()
+        with media_errors("file"):
+            return in_json, await gateway.fetcher.get_or_decode(in_json.file, "audio", most)
+    request, files = await read_form(http, model, {"file"}, 1)
+    request.check()
+    if not files:
+        raise invalid("file", "required, but missing", "missing_required_parameter")
+    (content,) = files["file"]
+    if len(content) > most:
+        raise invalid("file", f"is larger than {most} bytes", "invalid_media")
+    return request, content
 
 
 async def _events(run: TranscriptionRun) -> AsyncGenerator[bytes, None]:

@@ -38,7 +38,7 @@ def _openapi() -> dict[str, Any]:
 async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Submits a video. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
     request, image = await _read(http)
-    gateway.catalog.stage_for("video", request.model)
+    gateway.catalog.stage_for("video", gateway.catalog.meant(request.model, "video"))
     place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
     try:
         video = await submit_video(gateway, request, image, owner_of(http), place.close, http.state.log)

@@ -7,13 +7,13 @@ import uuid
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from gateway.answers.gateway import Gateway
 from gateway.answers.voice_options import MAX_SAMPLE_TEXT_CHARACTERS
 from gateway.answers.voice_store import UploadedVoice
 from gateway.errors import ApiError, invalid
-from gateway.http.connection import admitted, owner_of
+from gateway.http.connection import admitted, key_of, owner_of
 from gateway.http.forms import FILE, JSON, page, read_form
 from gateway.media.fetch import media_errors
 from gateway.media.voice_sample import as_flac, read_sample
@@ -35,10 +35,6 @@ def _words(text: str) -> str:
     return text.strip()
 
 
-def _no_text(_: Any) -> None:
-    raise ValueError("must be a file of the form, not a text")
-
-
 class VoiceRequest(Strict):
     """A voice to be imitated: OpenAI's fields, and vLLM-Omni's `ref_text`."""
 
@@ -46,9 +42,7 @@ class VoiceRequest(Strict):
     consent: Annotated[str, AfterValidator(_words)] = Field(description="who agreed to it: an id or a text; it is kept")
     ref_text: Annotated[str, AfterValidator(_words)] | None = Field(default=None, description="what the sample says")
     type: Literal["audio_sample"] = "audio_sample"
-    audio_sample: Annotated[None, BeforeValidator(_no_text)] = Field(
-        default=None, description="a file of sound, 1 to 30 s of one voice, at most 10 MiB"
-    )
+    audio_sample: None = Field(default=None, description="a file of sound, 1 to 30 s of one voice, at most 10 MiB")
 
 
 _OPENAPI = page(
@@ -58,20 +52,30 @@ _OPENAPI = page(
 
 @router.get("/v1/audio/voices")
 async def list_voices(http: Request) -> dict[str, Any]:
-    """The talker's voices, the default first, and then those uploaded with the API key."""
+    """The talker's voices, the default first, and then those uploaded with the API key, if there is one."""
     gateway: Gateway = http.app.state.gateway
     names = gateway.pipeline.voices
     data = [{"id": name, "name": name, "object": "audio.voice", "default": i == 0} for i, name in enumerate(names)]
     uploaded: list[dict[str, Any]] = []
-    talker = gateway.pipeline.info("talker")
-    if talker is not None and talker.voice_sample_rate_hz:
+    talker, has_keys = gateway.pipeline.info("talker"), gateway.settings.api_keys_file is not None
+    if talker is not None and talker.voice_sample_rate_hz and (key_of(http) is not None or not has_keys):
         uploaded = [_object(voice) for voice in await gateway.voices.all_of(owner_of(http))]
+    data += [{**voice, "default": False} for voice in uploaded]
     return {
         "object": "list",
-        "voices": [*names, *(voice["name"] for voice in uploaded)],
-        "data": [*data, *({**voice, "default": False} for voice in uploaded)],
+        "voices": [{"id": voice["id"], "name": voice["name"]} for voice in data],
+        "data": data,
         "uploaded_voices": uploaded,
     }
+
+
+@router.get("/v1/audio/models")
+async def list_speech_models(http: Request) -> dict[str, Any]:
+    """The model that speaks a given text, for clients that look here."""
+    gateway: Gateway = http.app.state.gateway
+    talker, name = gateway.pipeline.info("talker"), gateway.catalog.meant(None, "speech")
+    speaks = name is not None and talker is not None and talker.reads_text
+    return {"models": [{"id": name, "name": name}] if speaks else []}
 
 
 @router.post("/v1/audio/voices", openapi_extra=_OPENAPI)

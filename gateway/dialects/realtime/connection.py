@@ -1,7 +1,6 @@
 """The WebSocket `/v1/realtime`: OpenAI's GA dialect, and vLLM's for transcriptions."""
 
 import asyncio
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +25,6 @@ from gateway.errors import ApiError, gateway_fault
 from gateway.http.connection import ClientGone, key_of
 from gateway.http.csrf import check_socket
 from gateway.tasks import cancel
-
-# Names of OpenAI's realtime models, one of which clients send by default.
-_OPENAI_MODEL = re.compile(r"gpt-[\w.-]*(realtime|audio|transcribe)[\w.-]*")
 
 log = structlog.get_logger()
 router = APIRouter(tags=["realtime"])
@@ -67,11 +63,10 @@ async def _serve(socket: WebSocket) -> int:
 def _session(gateway: Gateway, socket: WebSocket) -> Session:
     """Raises ApiError: no such model answers here, or the client secret's session is invalid by now."""
     secret, query = secret_of(socket), socket.query_params
-    model = query.get("model") or query.get("deployment")
+    model = gateway.catalog.meant(query.get("model") or query.get("deployment"), "realtime")
     ends = int(time.time() + gateway.settings.realtime_session_s)
     session = new_session(gateway, expires_at=ends, lora=gateway.catalog.lora_of(model))
-    is_other = model is not None and model not in gateway.catalog.models and _OPENAI_MODEL.fullmatch(model)
-    gateway.catalog.stage_for("text", None if is_other else model, takes_loras=True)
+    gateway.catalog.stage_for("text", model, takes_loras=True)
     patch: dict[str, Any] = {} if secret is None else secret.session
     if query.get("intent") == "transcription":
         patch |= {"type": "transcription"}

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.errors import ApiError
 from gateway.settings import MIB
+from gateway.validation import OBJECT_FAULTS
 
 Result = TypeVar("Result")
 MAX_AUDIO_CHARACTERS = 15 * MIB  # base64 of one append, as at OpenAI
@@ -169,6 +170,7 @@ def from_validation(error: ValidationError, within: str = "", event_id: str | No
     kind = first["type"]
     code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
     reason = "is missing" if kind == "missing" else first["msg"].removeprefix("Value error, ")
+    reason = "must be an object" if kind in OBJECT_FAULTS else reason
     reason = reason[0].lower() + reason[1:]
     return RealtimeError(code, f"{param}: {reason}" if param else reason, param or None, event_id)
 

@@ -1,4 +1,4 @@
-"""Client secrets: keys that open realtime connections until they expire, with the session they were made for.
+"""Client secrets: keys of pages and phones that expire, with the realtime session they were made for.
 
 Only the gateway that made a secret knows it."""
 
@@ -64,7 +64,7 @@ class ClientSecretRequest(BaseModel):
 
 @router.post(f"{PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "the secret"))
 async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Json:
-    """Makes a short-lived key for one app's page or phone, which opens realtime connections only."""
+    """Makes a short-lived key for one app's page or phone."""
     request = await read_json(http, ClientSecretRequest)
     patch = request.session or {}
     try:

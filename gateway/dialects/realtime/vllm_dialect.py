@@ -31,7 +31,7 @@ class VllmDialect:
 
     def __init__(self, gateway: Gateway, outbox: Outbox, key: ApiKey | None) -> None:
         self._gateway, self._outbox, self._key = gateway, outbox, key
-        self._model = ""
+        self._model: str | None = None
         self._sound = self._new_sound()  # takes what the client sends
         self._work: asyncio.Task[None] | None = None
         self._transcribed: LiveSound | None = None  # by `_work`
@@ -39,8 +39,8 @@ class VllmDialect:
     async def handle(self, event: events.ClientEvent) -> None:
         match event:
             case events.ModelUpdate(model=model):
-                self._gateway.catalog.stage_for("text", model, takes_loras=True)
-                self._model = model
+                self._model = self._gateway.catalog.meant(model, "realtime")
+                self._gateway.catalog.stage_for("text", self._model, takes_loras=True)
             case events.AudioAppend(audio=audio):
                 if self._sound.waiting_s >= _MOST_WAITING_S:
                     reason = f"{_MOST_WAITING_S} s of sound wait to be written down, the most; send it later"

@@ -1,6 +1,5 @@
 """Parts of items, and chat's form of them."""
 
-import base64
 import mimetypes
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from pydantic import Field
 
 from gateway.answers import conversation
 from gateway.errors import invalid
+from gateway.media.fetch import from_base64
 from gateway.validation import Lenient, within
 
 Item = dict[str, Any]
@@ -158,7 +158,7 @@ def _decoded(url: str, field: str) -> str:
         raise invalid(f"{field}.file_data", "more text than a request can have", "context_length_exceeded")
     try:
         is_base64 = head.endswith(";base64")
-        return (base64.b64decode(data, validate=True) if is_base64 else unquote_to_bytes(data)).decode()
+        return (from_base64(data) if is_base64 else unquote_to_bytes(data)).decode()
     except ValueError:
         raise invalid(f"{field}.file_data", "is no UTF-8 text in base64", "invalid_media") from None
 

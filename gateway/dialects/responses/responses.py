@@ -131,6 +131,7 @@ class Responses:
             raise invalid("conversation", "says what previous_response_id says, too; send one of the two")
         if self.gateway.pipeline.config.thinker is None:
             raise invalid("model", "this server has no model that writes", "unsupported_model")
+        request.model = self.gateway.catalog.meant(request.model) or ""
         self.gateway.catalog.answerer(request.model)
 
     async def _referred(self, item: Item, field: str, owner: str | None) -> Item:

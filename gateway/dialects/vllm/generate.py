@@ -147,8 +147,9 @@ class Generation:
         self._aborts: Aborts = http.app.state.generations
         params, count = request.speech, sampling.n or 1
         speech = None if params is None else RawSpeech(gateway, params, sampling.seed, bool(request.stream))
+        model = gateway.catalog.meant(request.model)
         self._run = CompletionRun(
-            gateway, sampling, http.state, [prompt], request.model, count, "token_ids", media=media, speech=speech
+            gateway, sampling, http.state, [prompt], model, count, "token_ids", media=media, speech=speech
         )
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in self._run.answers]
 

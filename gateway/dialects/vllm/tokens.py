@@ -63,7 +63,7 @@ async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
         message.tools.extend(start.tools)
         if request.chat_template_kwargs:
             message.chat_template_kwargs_json = json.dumps(request.chat_template_kwargs)
-    answer = await ask_tokenizer(gateway, request.model, "Tokenize", message, "prompt")
+    answer = await ask_tokenizer(gateway, gateway.catalog.meant(request.model), "Tokenize", message, "prompt")
     info = gateway.pipeline.info("thinker")
     return {
         "count": len(answer.token_ids),

@@ -33,7 +33,7 @@ _FIRST = 0
 _TOGETHER = {"/metrics": merging.metrics, "/v1/quartet/trace/": merging.trace}
 _OF_ONE_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer"}
 _CONNECT_S = 5.0
-# Idle connections close before the other side closes them, after 5 s.
+# Idle connections close before the other side closes them, after 5 s or more (keep_alive_s).
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
 
 log = structlog.get_logger()

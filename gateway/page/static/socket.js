@@ -28,7 +28,7 @@ const WHY = {
   1013: "The server has no room for another conversation now. Try again in a while.",
 };
 
-// A key of ten minutes that opens realtime sessions only: the API key itself is not in the WebSocket's headers.
+// A key of ten minutes: the API key itself is not in the WebSocket's headers.
 async function clientSecret() {
   return (await (await post("/v1/realtime/client_secrets", {})).json()).value;
 }

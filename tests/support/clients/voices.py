@@ -80,7 +80,7 @@ async def speak(gateway: Running, key: str = "", **members: Any) -> httpx.Respon
 
 
 async def listed(gateway: Running, key: str = "") -> list[str]:
-    return (await gateway.http.get(VOICES, headers=bearer(key))).json()["voices"]
+    return [voice["name"] for voice in (await gateway.http.get(VOICES, headers=bearer(key))).json()["voices"]]
 
 
 def bearer(key: str) -> dict[str, str]:

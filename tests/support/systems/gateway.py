@@ -12,6 +12,7 @@ import uvicorn
 
 from cli.plan import PIPELINE as SPEECH
 from gateway.app import create_app
+from gateway.http.protocol import Protocol
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2
@@ -83,7 +84,8 @@ def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
 @contextlib.asynccontextmanager
 async def serving(app):
     """`app` on a port of this machine: its URL."""
-    options = {"log_config": None, "access_log": False, "ws": "websockets-sansio", "timeout_keep_alive": KEEP_ALIVE_S}
+    options = {"log_config": None, "access_log": False, "ws": "websockets-sansio", "http": Protocol}
+    options["timeout_keep_alive"] = KEEP_ALIVE_S
     server = uvicorn.Server(uvicorn.Config(app, port=0, **options))
     server.capture_signals = contextlib.nullcontext  # signals are pytest's  # pyright: ignore[reportAttributeAccessIssue]
     task = asyncio.create_task(server.serve())

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pybase64
 
 from gateway.dialects.realtime.audio import InputAudioStream
 from gateway.dialects.realtime.events import new_id, wrong
+from gateway.media.fetch import from_base64
 
 _PARTS = {
     "user": {"input_text": "text", "input_audio": "audio", "input_image": "image_url"},
@@ -157,7 +157,7 @@ def _sound(data: str, audio_format: str, param: str) -> bytes:
 
 def decode_base64(data: str, param: str) -> bytes:
     try:
-        return pybase64.b64decode(data, validate=True)
+        return from_base64(data)
     except ValueError:
         raise wrong(param, "is not base64") from None
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ValidationError
 
+from gateway.answers.names import own_voice
 from gateway.dialects.realtime.events import from_validation, new_id, wrong
 from gateway.dialects.realtime.settings.session_config import (
     FormatType,
@@ -18,14 +19,8 @@ from gateway.dialects.realtime.settings.session_config import (
     TranscriptionSettings,
 )
 from gateway.settings import MIB
-from services.common.text import match_case
 
 SessionType: TypeAlias = Literal["realtime", "transcription"]
-# OpenAI's voices, mapped to the model's in this order. New ones go to the end.
-OPENAI_VOICES = (
-    *("alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse"),
-    *("marin", "cedar"),
-)
 _MAX_CONFIG_CHARACTERS = MIB  # as JSON; bounds the unknown members
 _CONFIGS = {"realtime": RealtimeConfig, "transcription": TranscriptionConfig}
 _OBJECTS = {"realtime": "realtime.session", "transcription": "realtime.transcription_session"}
@@ -158,10 +153,7 @@ class Session:
         requested = self.response_config.audio.output.voice
         if requested is None or not self.voices:
             return requested
-        own = match_case(requested, self.voices)
-        if own is None and (name := requested.lower()) in OPENAI_VOICES:
-            return self.voices[OPENAI_VOICES.index(name) % len(self.voices)]
-        return own or requested
+        return own_voice(requested, self.voices) or requested
 
     @property
     def tools(self) -> tuple[SessionTool, ...]:

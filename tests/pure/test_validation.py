@@ -1,0 +1,145 @@
+"""What the models of requests take and refuse, whatever the endpoint."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from gateway.answers.audio import AudioRequest
+from gateway.answers.diffusion import ImageRequest
+from gateway.answers.request import ChatCompletionRequest
+from gateway.answers.transcription.request import TranscriptionRequest, TranslationRequest
+from gateway.answers.videos import VideoRequest
+from gateway.dialects.openai.completions import CompletionRequest
+from gateway.dialects.openai.speech import CreateSpeechRequest
+from gateway.dialects.openai.speech_stream import SessionConfig
+from gateway.dialects.realtime.secrets import ClientSecretRequest
+from gateway.dialects.responses.schema import ResponseRequest
+from gateway.dialects.vllm.generate import GenerateRequest
+from gateway.dialects.vllm.tokens import DetokenizeRequest, TokenizeRequest
+from gateway.errors import ApiError
+from gateway.validation import validated, validated_json
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+REQUESTS: dict[type[BaseModel], dict[str, Any]] = {
+    ChatCompletionRequest: {"model": "m", "messages": MESSAGES, "quartet": {"talker": {}, "thinker": {}}},
+    CompletionRequest: {"model": "m", "prompt": "hi"},
+    CreateSpeechRequest: {"model": "m", "input": "hi", "quartet": {"talker": {}}},
+    SessionConfig: {"type": "session.config", "model": "m"},
+    TranscriptionRequest: {"model": "m"},
+    TranslationRequest: {"model": "m"},
+    ImageRequest: {"model": "m", "prompt": "a cat"},
+    VideoRequest: {"model": "m", "prompt": "a cat"},
+    AudioRequest: {"model": "m", "prompt": "a bell"},
+    ResponseRequest: {"model": "m", "input": "hi", "quartet": {"talker": {}}},
+    GenerateRequest: {"token_ids": [1], "sampling_params": {}},
+    TokenizeRequest: {"model": "m", "prompt": "hi"},
+    DetokenizeRequest: {"model": "m", "tokens": [1]},
+    ClientSecretRequest: {"expires_after": {}},
+}
+# Null has a meaning of its own there.
+TELLING = {(SessionConfig, "non_streaming_mode")}
+
+
+def with_nulls(model: type[BaseModel], body: dict[str, Any]) -> dict[str, Any]:
+    """`body` with all members null that it does not have."""
+    nulls = {field.alias or name: None for name, field in model.model_fields.items() if (model, name) not in TELLING}
+    given = {
+        name: with_nulls(type(getattr(validated(model, body), name)), value) if isinstance(value, dict) else value
+        for name, value in body.items()
+    }
+    return {**nulls, **given}
+
+
+@pytest.mark.parametrize("model", REQUESTS, ids=lambda model: model.__name__)
+def test_null_is_absent(model):
+    body = REQUESTS[model]
+    nulls = with_nulls(model, body)
+    assert validated_json(model, json.dumps(nulls)) == validated_json(model, json.dumps(body))
+    assert validated(model, nulls) == validated(model, body)
+
+
+# What a client has no use for: names of our classes and functions, tags of unions, pydantic's and Python's own words.
+INSIDES = re.compile(
+    r"instance of|\(\)|function-|(function|hosted)_tool|\[str|list\[|dict\[|0x|<|discriminator|Strict|Request|NoneType"
+)
+WRONG = (5, "x", [], {}, True, [5], {"a": 5}, [{"type": "x"}], [{"role": "x"}], [{"role": "user", "content": 5}], 5.5)
+
+
+def refusal(model: type[BaseModel], body: dict[str, Any]) -> ApiError | None:
+    try:
+        validated_json(model, json.dumps(body))
+    except ApiError as error:
+        return error
+
+
+def stands(param: str, body: Any) -> bool:
+    """Whether `body` has it."""
+    for word in re.findall(r"[^.\[\]]+", param):
+        part = int(word) if word.isdecimal() else word
+        if part not in (range(len(body)) if isinstance(body, list) else body):
+            return False
+        body = body[part]
+    return True
+
+
+@pytest.mark.parametrize("model", REQUESTS, ids=lambda model: model.__name__)
+def test_a_refusal_names_a_member_as_the_client_wrote_it(model):
+    members = [field.alias or name for name, field in model.model_fields.items()]
+    bodies = [(member, REQUESTS[model] | {member: wrong}) for member in members for wrong in WRONG]
+    refused = [(member, body, error) for member, body in bodies if (error := refusal(model, body)) is not None]
+    assert refused
+    for member, body, error in refused:
+        assert error.message.startswith(f"{error.param}: "), error.message
+        assert not INSIDES.search(error.message), error.message
+        assert re.match(rf"{member}\b", error.param or ""), error.message
+        assert stands(error.param or "", body) or error.code == "missing_required_parameter", error.message
+
+
+CHAT = {"model": "m", "messages": MESSAGES}
+PLACES = [
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "b": 1}]}]}, "messages[0].content[0].b"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
+    ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": {}}]}, "messages[0].content"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [5]}, "messages[0]"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "response_format.json_schema.schema"),
+    ({"response_format": {"type": "json"}}, "response_format.type"),
+    ({"tools": [{"type": "function", "function": {"name": 5}}]}, "tools[0].function.name"),
+    ({"tools": [5]}, "tools[0]"),
+    ({"stop": [5]}, "stop[0]"),
+    ({"logit_bias": {"x": 1}}, "logit_bias.x"),
+    ({"audio": {"voice": 5}}, "audio.voice"),
+    ({"quartet": {"talker": {"top_k": "x"}}}, "quartet.talker.top_k"),
+]
+
+
+@pytest.mark.parametrize(("members", "param"), PLACES)
+def test_the_place_of_a_fault(members, param):
+    with pytest.raises(ApiError) as refused:
+        validated_json(ChatCompletionRequest, json.dumps(CHAT | members))
+    assert refused.value.param == param
+    assert not INSIDES.search(refused.value.message), refused.value.message
+
+
+@pytest.mark.parametrize("model", REQUESTS, ids=lambda model: model.__name__)
+def test_null_does_not_hide_another_fault(model):
+    body = with_nulls(model, REQUESTS[model]) | {"temprature": None}
+    if model.model_config.get("extra") == "forbid":
+        with pytest.raises(ApiError) as refused:
+            validated_json(model, json.dumps(body))
+        assert (refused.value.param, refused.value.code) == ("temprature", "unknown_parameter")
+    else:
+        validated_json(model, json.dumps(body))
+
+
+def test_a_required_null_is_missing():
+    with pytest.raises(ApiError) as refused:
+        validated_json(ChatCompletionRequest, '{"model": "m", "messages": null}')
+    assert (refused.value.param, refused.value.code) == ("messages", "missing_required_parameter")
