@@ -11,8 +11,8 @@ from services.common.engine.device import Accelerator, CapturedRun, CudaGraphs
 from services.families.qwen2_5_omni.code2wav import Token2Wav
 from services.families.qwen2_5_omni.token2wav import pieces
 from services.talker import graphs
-from services.talker.execution import experts
-from services.talker.layers import PromptChunk
+from services.talker.attention import PromptChunk
+from services.talker.execution import cache_attention, experts
 from services.talker.runner import TalkerRunner
 from tests.rehearsal.support import goldens
 from tests.rehearsal.support.gpu import FakeGpu, fake_gpu
@@ -67,6 +67,7 @@ class LargestAndSmallest:
 @pytest.mark.parametrize(("name", "dtype", "way"), [path for path in paths() if path[1] == "bfloat16"])
 @pytest.mark.usefixtures("largest_and_smallest")
 def test_a_talker_s_steps_of_fused_kernels(name: str, dtype: str, way: str):
+    """And its prompts: what sm_80 and newer run."""
     pytest.importorskip("triton")
     from services.talker.kernels.stack import FUSED
 
@@ -77,11 +78,20 @@ def test_a_talker_s_steps_of_fused_kernels(name: str, dtype: str, way: str):
     with fake_gpu() as gpu, torch.inference_mode():
         model = talker(name, getattr(torch, dtype), run_experts)
         gpu.ledger.clear()
-        TalkerRunner(model, SLOTS, POSITIONS, CudaGraphs(CUDA), kernels=FUSED)
+        runner = TalkerRunner(model, SLOTS, POSITIONS, CudaGraphs(CUDA), kernels=FUSED, attention=cache_attention(None))
         no_faults(gpu)
         largest, smallest = gpu.ledger.captures
         goldens.check(f"{label}, {SLOTS} rows of {POSITIONS} positions and all codes", largest)
-        goldens.check(f"{label}, 1 row of 256 positions", smallest)
+        goldens.check(f"{label}, 1 row of {POSITIONS} positions", smallest)
+        rows = torch.zeros(PIECE, model.spec.talker.hidden, dtype=model.dtype, device=CUDA)
+        places = torch.zeros(PIECE, 3, dtype=torch.long)
+        for slots in ((0,), (3, 1)):
+            count = PIECE // len(slots)
+            gpu.ledger.clear()
+            runner.prefill([PromptChunk(slot, PIECE, PIECE + count, rows[:count], places[:count]) for slot in slots])
+            no_faults(gpu)
+            assert gpu.ledger.attention == {"in place": model.spec.talker.layers}
+            goldens.check(f"{label}, {PIECE} positions of {len(slots)} longer prompts", gpu.ledger.work)
 
 
 @pytest.mark.parametrize(("name", "dtype", "way"), list(paths()))
