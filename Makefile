@@ -21,13 +21,12 @@ WORKERS ?= 2
 THINKER ?= thinker-cpu
 BIN := .venv/bin
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
-SHARING := tests/rehearsal tests/pure tests/stage tests/system # tests/long apart: systems of its own beside those would fill the memory
 READY := .venv/ready
 
 # As tests/conftest.py: what the tests import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test coverage chromium test-long test-all test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs clean
+.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -52,12 +51,8 @@ chromium:  ## a browser for the tests of the page, on Debian as root; without on
 	@scripts/install_chromium.sh
 
 test-long: $(READY)  ## the rest: benchmark commands, others' realtime clients, two hosts, video and sound, every transport and family through whole systems, compilation
-	$(PYTEST) -m long $(SHARING) $(TEST_LONG)
+	$(PYTEST) -m long tests/rehearsal tests/pure tests/stage tests/system $(TEST_LONG)
 	$(PYTEST) -m long tests/long $(TEST_LONG)
-
-test-all: $(READY)  ## `make test` and `make test-long` in less time: what both ask is started once
-	$(PYTEST) $(SHARING) $(TEST)
-	$(PYTEST) tests/long $(TEST_LONG)
 
 # Where the path or pyenv has them. What needs an engine is skipped there: torch's CPU builds may not be at hand.
 OTHER_PYTHONS ?= 3.12 3.13

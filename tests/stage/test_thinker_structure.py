@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Optional
 from uuid import UUID
 
 import pytest
-from pydantic import BaseModel, Field, RootModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, RootModel, TypeAdapter, ValidationError, create_model
 from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string
 
@@ -87,9 +87,8 @@ def tool(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def model(name: str, members: dict[str, Any]) -> type[BaseModel]:
-    from pydantic import create_model
-
-    return create_model(name, **{key: (kind, ...) for key, kind in members.items()})
+    fields: Any = {key: (kind, ...) for key, kind in members.items()}
+    return create_model(name, **fields)
 
 
 MEMBERS: dict[str, tuple[Any, list[Any], list[Any]]] = {
