@@ -3,8 +3,8 @@
 # THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT, BENCH_REALTIME, BENCH_SPEAK: flags of the benchmarks;
 # of the first, thinker and talker are compiled, which takes minutes and halves their time a step on a CPU. FAMILY: of
 # the first, a name that `quartet tiny` knows: qwen3-omni or qwen2.5-omni.
-# TEST_COMPOSE, TEST_BARE: flags of scripts/test_compose.py and scripts/test_bare.py. TEST, TEST_LONG: flags of pytest. WORKERS: of `make test`, and of the part
-# of `make test-long` that is not in tests/long.
+# TEST_COMPOSE, TEST_BARE: flags of scripts/test_compose.py and scripts/test_bare.py. TEST, TEST_LONG: flags of pytest.
+# WORKERS: of pytest, each with a system of its own.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c "" 2>/dev/null && command -v $$python && break; done)
 PIP_FLAGS ?=
@@ -20,12 +20,14 @@ TEST_LONG ?=
 WORKERS ?= 2
 THINKER ?= thinker-cpu
 BIN := .venv/bin
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+SHARING := tests/rehearsal tests/pure tests/stage tests/system # tests/long apart: systems of its own beside those would fill the memory
 READY := .venv/ready
 
 # As tests/conftest.py: what the tests import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons protos bench bench-speak bench-realtime bench-dit test-compose docs clean
+.PHONY: setup lock demo test coverage chromium test-long test-all test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -41,7 +43,7 @@ demo: $(READY)  ## the main job on the small models that come with Quartet: no G
 	$(BIN)/quartet demo
 
 test: $(READY)  ## what every change has to pass, in 8 minutes; with a GPU, the gpu-marked tests too
-	$(BIN)/python -m pytest -m "not long" -n $(WORKERS) --dist loadscope --no-loadscope-reorder $(TEST)
+	$(PYTEST) -m "not long" $(TEST)
 
 coverage: override TEST += --cov --cov-report=term
 coverage: test  ## which lines of the product `make test` runs, its processes included, and which it does not
@@ -50,8 +52,12 @@ chromium:  ## a browser for the tests of the page, on Debian as root; without on
 	@scripts/install_chromium.sh
 
 test-long: $(READY)  ## the rest: benchmark commands, others' realtime clients, two hosts, video and sound, every transport and family through whole systems, compilation
-	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadscope --no-loadscope-reorder tests/rehearsal tests/pure tests/stage tests/system $(TEST_LONG)
-	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile tests/long $(TEST_LONG)
+	$(PYTEST) -m long $(SHARING) $(TEST_LONG)
+	$(PYTEST) -m long tests/long $(TEST_LONG)
+
+test-all: $(READY)  ## `make test` and `make test-long` in less time: what both ask is started once
+	$(PYTEST) $(SHARING) $(TEST)
+	$(PYTEST) tests/long $(TEST_LONG)
 
 # Where the path or pyenv has them. What needs an engine is skipped there: torch's CPU builds may not be at hand.
 OTHER_PYTHONS ?= 3.12 3.13
@@ -60,6 +66,12 @@ test-pythons:  ## tests/pure with the lock's versions on the other Pythons that 
 
 test-newest:  ## tests/pure and tests/stage with the newest versions that pyproject.toml allows, but for vLLM, which fixes its own
 	@$(PYTHON) scripts/test_environments.py newest
+
+environments:  ## what `make test-environments` uses; beside `make lint`, which leaves a core idle
+	@$(PYTHON) scripts/test_environments.py make
+
+test-environments:  ## of the gate: tests/pure on each Python and, with tests/stage, with the newest versions
+	@$(PYTHON) scripts/test_environments.py gate
 
 test-gpu: $(READY)  ## what this machine is and what will not start on it, then all tests that need a CUDA device
 	$(BIN)/quartet doctor

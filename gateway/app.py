@@ -35,7 +35,7 @@ from gateway.dialects.realtime import secrets
 from gateway.dialects.responses import conversations
 from gateway.dialects.responses import endpoint as responses
 from gateway.dialects.responses.responses import Responses
-from gateway.dialects.vllm import adapters, generate, tokens
+from gateway.dialects.vllm import adapters, generate, server, tokens
 from gateway.errors import ApiError
 from gateway.http.csrf import OwnPagesOnly
 from gateway.http.json_writer import Json, error_response
@@ -94,6 +94,7 @@ _ENDPOINTS = (
     completions,
     generate,
     tokens,
+    server,
     speech,
     speech_stream,
     transcriptions,

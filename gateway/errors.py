@@ -11,6 +11,7 @@ from services.common.text import without_insides
 
 # What one stage refuses of another's stream: not the client's fault, and not in its words.
 _BETWEEN_STAGES = {"source", "rows", "header", "input", "codes", "rope_positions", "hidden_states", "output_stream_id"}
+_CODES = {errors.ContextTooLong: "context_length_exceeded", errors.InvalidMedia: "invalid_media"}
 _TRY_AGAIN_S = 1  # another replica may serve at once; a stage that starts anew is asked for until it does
 
 
@@ -76,8 +77,7 @@ def _api_error(stage: str, error: errors.StageError) -> ApiError:
     match error:
         case errors.InvalidInput() if error.field.split(".")[0] not in _BETWEEN_STAGES:
             param = request_field(stage, error.field)
-            code = "context_length_exceeded" if isinstance(error, errors.ContextTooLong) else "invalid_value"
-            return ApiError(400, f"{param}: {error.reason}", param, code)
+            return ApiError(400, f"{param}: {error.reason}", param, _CODES.get(type(error), "invalid_value"))
         case errors.QueueFull():
             return ApiError(429, f"{stage}: {error}", None, "queue_full", "rate_limit_error", error.retry_after_s)
         case errors.Unavailable() | errors.RequestCancelled() | errors.NotFound():

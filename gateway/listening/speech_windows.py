@@ -4,13 +4,11 @@ Source of the thresholds: Silero's `get_speech_timestamps`."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
-import av
 import numpy as np
 
 from gateway.listening.silero import RATE_HZ, STEP, STEP_S, SileroVoiceActivityDetector
-from gateway.media.check import opened_track
+from services.common.media.sound import read_sound
 
 MAX_WINDOW_S = 30.0
 _HYSTERESIS = 0.15  # below the threshold speech goes on, down to this much
@@ -52,11 +50,8 @@ class SpeechWindow:
 
 def decoded(content: bytes) -> Iterator[bytes]:
     """Pieces of mono PCM16 at RATE_HZ. Raises MediaError: broken, or without an audio track."""
-    with opened_track("audio", content) as (container, _):
-        resampler = av.AudioResampler("s16", "mono", RATE_HZ)
-        for frame in chain(container.decode(container.streams.audio[0]), [None]):  # None flushes the resampler
-            for resampled in resampler.resample(frame):
-                yield resampled.to_ndarray().tobytes()
+    for piece in read_sound(content, RATE_HZ):
+        yield np.rint(piece * 32768.0).clip(-32768, 32767).astype("<i2").tobytes()
 
 
 def windows(pieces: Iterable[bytes], pauses: Pauses) -> Iterator[SpeechWindow]:

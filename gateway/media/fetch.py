@@ -13,16 +13,13 @@ import pybase64
 
 from gateway.errors import invalid
 from gateway.settings import GatewaySettings
+from services.common.media import MediaError
 
 FETCH_TIMEOUT_S = 20.0  # for a URL, redirects included
 _MAX_REDIRECTS = 3  # followed for a URL
 # Media types of unknown files, and of containers that can hold the kind.
 _ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
 _CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video": {"application/ogg", "image/gif"}}
-
-
-class MediaError(Exception):
-    """The text says why a file cannot be used, and what would do."""
 
 
 @contextmanager

@@ -6,9 +6,8 @@ import numpy as np
 import soundfile
 import soxr
 
-from gateway.media.check import opened_track
-from gateway.media.fetch import MediaError
-from services.common.media import mono_blocks
+from services.common.media import MediaError
+from services.common.media.sound import read_sound
 
 MAX_BYTES = 10 * 1024 * 1024
 MIN_S, MAX_S = 1.0, 30.0
@@ -26,30 +25,26 @@ def read_sample(content: bytes, rate_hz: int) -> np.ndarray:
         raise MediaError("the file is empty")
     if len(content) > MAX_BYTES:
         raise MediaError(f"the file is larger than the {MAX_BYTES} bytes allowed")
-    sound, own_rate_hz = _decoded(content)
-    length_s = len(sound) / own_rate_hz
+    sound = _decoded(content, rate_hz)
+    length_s = len(sound) / rate_hz
     if length_s < MIN_S:
         raise MediaError(f"the sample is {length_s:.2f} s long; at least {MIN_S:g} s are needed")
     if not np.isfinite(sound).all():
         raise MediaError("has samples that are no numbers")
     if np.sqrt(np.mean(np.square(sound, dtype=np.float64))) < _SILENCE:
         raise MediaError("the sample is silent: nobody's voice is in it")
-    resampled = soxr.resample(sound, own_rate_hz, rate_hz)[: int(MAX_S * rate_hz)]
-    return np.clip(resampled, -1.0, 1.0).astype(np.float32)
+    return np.clip(sound[: int(MAX_S * rate_hz)], -1.0, 1.0)
 
 
-def _decoded(content: bytes) -> tuple[np.ndarray, int]:
-    """((samples,) float32 mono, rate in Hz). Raises MediaError."""
-    with opened_track("audio", content) as (container, _):
-        blocks, samples, rate_hz = [np.empty(0, np.float32)], 0, container.streams.audio[0].rate
-        for block, block_rate_hz in mono_blocks(container):
-            if block_rate_hz != rate_hz:
-                raise ValueError("the sample rate changes")
-            blocks.append(block)
-            samples += len(block)
-            if samples > (MAX_S + _CODEC_SLACK_S) * rate_hz:
-                raise MediaError(f"the sample is longer than the {MAX_S:g} s allowed; send the best part of it")
-        return np.concatenate(blocks), rate_hz
+def _decoded(content: bytes, rate_hz: int) -> np.ndarray:
+    """(samples,) float32, mono, at `rate_hz`. Raises MediaError."""
+    pieces, samples = [np.empty(0, np.float32)], 0
+    for piece in read_sound(content, rate_hz):
+        pieces.append(piece)
+        samples += len(piece)
+        if samples > (MAX_S + _CODEC_SLACK_S) * rate_hz:
+            raise MediaError(f"the sample is longer than the {MAX_S:g} s allowed; send the best part of it")
+    return np.concatenate(pieces)
 
 
 def as_flac(samples: np.ndarray, rate_hz: int) -> bytes:

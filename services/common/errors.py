@@ -49,6 +49,12 @@ class TooManyMedia(InvalidInput):
     code = "TOO_MANY_MEDIA"
 
 
+class InvalidMedia(InvalidInput):
+    """A file is broken, or breaks a limit."""
+
+    code = "INVALID_MEDIA"
+
+
 class QueueFull(StageError):
     """The stage runs and queues all it may; retry after `retry_after_s` seconds."""
 

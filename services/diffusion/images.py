@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import dit_pb2, media_pb2
 from services.common.errors import InvalidInput, require
-from services.common.image_limits import MIN_IMAGE_SIDE
-from services.common.media import open_image
+from services.common.media import MediaError, media_errors
+from services.common.media.images import decode_channels, decode_image, open_image
 from services.common.rpc.requests import read_bytes
 from services.diffusion.config import PipelineSettings
 
@@ -43,73 +43,46 @@ async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limi
 
 
 def decode_files(files: Files, limits: PipelineSettings) -> "tuple[list[Image], Image | None]":
-    """(pictures, mask). Raises InvalidInput, which names the field."""
-    _check_sizes(files, limits.max_request_image_pixels)
-    pictures = [decode_picture(data, field) for field, data in files if field != _MASK_FIELD]
-    masks = [decode_mask(data, field, pictures[0]) for field, data in files if field == _MASK_FIELD]
-    return pictures, masks[0] if masks else None
+    """(pictures, mask), as `services.common.media.images` decodes them. Raises InvalidMedia, which names the field."""
+    most = limits.max_request_image_pixels
+    _check_sizes(files, most)
+    pictures: list[Image] = []
+    mask = None
+    for field, data in files:
+        with media_errors(field):
+            if field == _MASK_FIELD:
+                mask = decode_mask(data, pictures[0], most)
+            else:
+                pictures.append(decode_image(data, most))
+    return pictures, mask
 
 
-def decode_picture(data: bytes, field: str) -> "Image":
-    """The picture upright in RGB, on white; of an animation the first frame. Raises InvalidInput with `field`."""
-    from PIL import Image
-
-    picture = _open(data, field)
-    if picture.has_transparency_data:
-        picture = picture.convert("RGBA")
-        ground = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(ground, picture)
-    return picture.convert("RGB")
-
-
-def decode_mask(data: bytes, field: str, of: "Image") -> "Image":
+def decode_mask(data: bytes, of: "Image", max_pixels: int) -> "Image":
     """The mask of `of` in grey: white where the file is transparent, or without alpha channel where it is white.
 
     Raises:
-        InvalidInput: with `field`: no picture, or another size.
+        MediaError: no picture, or another size.
     """
     from PIL import ImageOps
 
-    mask = _open(data, field)
+    mask = decode_channels(data, max_pixels)
     if mask.size != of.size:
         sizes = f"{mask.size[0]} x {mask.size[1]}, the picture {of.size[0]} x {of.size[1]}"
-        raise InvalidInput(field, f"is {sizes}; they must be the same")
+        raise MediaError(f"is {sizes}; they must be the same")
     if mask.has_transparency_data:
         return ImageOps.invert(mask.convert("RGBA").getchannel("A"))
     return mask.convert("L")
 
 
-def _open(data: bytes, field: str) -> "Image":
-    from PIL import ImageOps
-
-    with open_image(data, field) as image:
-        image.load()
-        return _eight_bit(ImageOps.exif_transpose(image))
-
-
-def _eight_bit(picture: "Image") -> "Image":
-    """Grey of 16 bit, which Pillow would clip to 255, as 8 bit."""
-    if not picture.mode.startswith("I"):
-        return picture
-    import numpy as np
-    from PIL import Image
-
-    return Image.fromarray((np.asarray(picture).clip(0, 65535) >> 8).astype(np.uint8))
-
-
 def _check_sizes(files: Files, max_pixels: int) -> None:
-    """Checks sizes by the files' headers."""
+    """Checks sizes by the files' headers. Raises InvalidMedia."""
     pixels = 0
     for field, data in files:
-        with open_image(data, field) as image:
-            width, height = image.size
-        pixels += width * height
-        if pixels > max_pixels:
-            reason = f"a request's pictures may have {max_pixels} pixels together"
-        elif min(width, height) < MIN_IMAGE_SIDE:
-            reason = f"each side must have at least {MIN_IMAGE_SIDE} pixels"
-        elif max(width, height) > _MAX_ASPECT_RATIO * min(width, height):
-            reason = f"a side may be at most {_MAX_ASPECT_RATIO} times the other"
-        else:
-            continue
-        raise InvalidInput(field, f"is {width} x {height}; {reason}")
+        with media_errors(field):
+            with open_image(data, max_pixels) as image:
+                width, height = image.size
+            pixels += width * height
+            if pixels > max_pixels:
+                raise MediaError(f"is {width} x {height}; a request's pictures may have {max_pixels} pixels together")
+            if max(width, height) > _MAX_ASPECT_RATIO * min(width, height):
+                raise MediaError(f"is {width} x {height}; a side may be at most {_MAX_ASPECT_RATIO} times the other")

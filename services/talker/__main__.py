@@ -10,7 +10,14 @@ from services.common.stage import Stage, main
 from services.common.stream.rows import CODES
 from services.talker.config import TalkerSettings
 from services.talker.engine import TalkerEngine
-from services.talker.execution import choices, compiles_predictor, experts, step_kernels
+from services.talker.execution import (
+    cache_attention,
+    choices,
+    compiles_predictor,
+    experts,
+    lacks_for_varlen,
+    step_kernels,
+)
 from services.talker.family import TalkerFamily
 from services.talker.inputs import Prompt, Text
 from services.talker.model import load_talker
@@ -18,6 +25,7 @@ from services.talker.runner import TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.servicer import TalkerServicer, talker_info
 from services.talker.speech import SpeechRequest
+from services.talker.varlen import refusal
 from services.talker.voices import load_voices
 
 SERVICE = "quartet.v1.TalkerService"
@@ -53,12 +61,17 @@ def load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     family, model = load_talker(settings.model, device, dtype)
     positions = min(settings.max_context_positions, model.spec.max_positions)
     accelerator, named = Accelerator.of(device), str(model.dtype).removeprefix("torch.")
-    log_choices(choices(settings, accelerator, named))
+    lack = lacks_for_varlen(settings.compile, accelerator, named)
+    if not lack:
+        lack = refusal(cache_attention(lack), model.spec.talker, positions + 1, model.dtype, device)
+    log_choices(choices(settings, accelerator, named, lack))
     model.use_experts(experts(accelerator, named))
     capturer = CudaGraphs(device) if captures(settings.compile, accelerator) else None
     compiled = compiles_predictor(settings.compile, accelerator)
     kernels = step_kernels(settings.compile, accelerator)
-    return family, TalkerRunner(model, settings.max_running_requests, positions, capturer, compiled, kernels)
+    attention = cache_attention(lack)
+    slots = settings.max_running_requests
+    return family, TalkerRunner(model, slots, positions, capturer, compiled, kernels, attention)
 
 
 async def warm_up(engine: TalkerEngine) -> None:

@@ -14,7 +14,7 @@ from services.common.engine.thread import ThreadedEngine
 from services.common.errors import InvalidInput, StageError, require
 from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
 from services.common.telemetry import metrics
-from services.talker.layers import PromptChunk
+from services.talker.attention import PromptChunk
 from services.talker.runner import Advance, StepInput, TalkerRunner
 from services.talker.speech import End, Speech, SpeechRequest
 

@@ -7,9 +7,11 @@ import sysconfig
 from pathlib import Path
 
 from services.common.engine.device import Accelerator, Choice, captures
+from services.talker.attention import SDPA, CacheAttention
 from services.talker.config import TalkerSettings
 from services.talker.moe import RunExperts, grouped_experts, static_experts
 from services.talker.steps import TORCH, StepKernels
+from services.talker.varlen import varlen_attention
 
 # Compute capabilities, by their major number, for which torch has a kernel for grouped products of bfloat16 matrices.
 # For others, and other dtypes, it copies the groups' ends to the host, which no graph can hold (torch 2.13).
@@ -56,7 +58,32 @@ def step_kernels(compile: str, accelerator: Accelerator | None) -> StepKernels:
     return FUSED
 
 
-def choices(settings: TalkerSettings, accelerator: Accelerator | None, dtype: str) -> tuple[Choice, ...]:
+def lacks_for_varlen(compile: str, accelerator: Accelerator | None, dtype: str) -> str | None:
+    """Why attention to the cache is torch's SDPA; None: it is flash attention over the cache in place."""
+    if accelerator is None:
+        return "a CPU has none"
+    if compile == "off":
+        return "--compile=off"
+    if accelerator.gfx:
+        return "ours has run on no GPU of AMD"
+    if accelerator.capability < (8, 0):
+        return "flash attention needs sm_80"
+    return None if dtype in ("bfloat16", "float16") else f"flash attention has no {dtype}"
+
+
+def cache_attention(lack: str | None) -> CacheAttention:
+    """`lack` is that of `lacks_for_varlen`, or what a probe on the device found (`varlen.refusal`)."""
+    if lack:
+        return SDPA
+    from torch.nn.attention.varlen import varlen_attn  # takes seconds to import
+
+    return varlen_attention(varlen_attn)
+
+
+def choices(
+    settings: TalkerSettings, accelerator: Accelerator | None, dtype: str, refused: str | None = None
+) -> tuple[Choice, ...]:
+    """`refused` is what a probe on the device has against attention in place."""
     if accelerator is None:
         step = Choice("step", "eager", "a CPU without --compile=on")
         if compiles_predictor(settings.compile, accelerator):
@@ -72,5 +99,8 @@ def choices(settings: TalkerSettings, accelerator: Accelerator | None, dtype: st
         moe = Choice("moe", "grouped matrix products", f"torch has a kernel for {where}")
     lack = _lacks_for_fusing(settings.compile, accelerator)
     kernels = Choice("kernels", "torch's" if lack else "fused (Triton)", lack or "--compile=off is without them")
-    attention = Choice("attention", "flash, memory-efficient", "cuDNN would make a plan for every new prompt length")
+    lack = lacks_for_varlen(settings.compile, accelerator, dtype) or refused
+    attention = Choice("attention", "flash, over the cache in place", "it agrees with torch's SDPA, or that is taken")
+    if lack:
+        attention = Choice("attention", "SDPA: flash, memory-efficient", f"flash over the cache in place: {lack}")
     return step, moe, kernels, attention

@@ -43,6 +43,7 @@ class StepGraphs:
         idle: column of `inputs` for a slot that sits out, (fields,). All do during the captures: no state changes.
         positions: longest length.
         codes: size of the largest code vocabulary.
+        has_lengths: a step costs more for a larger length; else all are captured for the longest.
     """
 
     def __init__(
@@ -53,8 +54,10 @@ class StepGraphs:
         idle: tuple[int, ...],
         positions: int,
         codes: int,
+        has_lengths: bool = True,
     ) -> None:
         self._slots, self._positions, self._codes = inputs.shape[1], positions, codes
+        self._has_lengths = has_lengths
         inputs.copy_(torch.tensor(idle, device=inputs.device)[:, None].expand_as(inputs))
         self._captured = {shape: capturer.capture(lambda shape=shape: step(shape)) for shape in self._shapes()}
 
@@ -80,7 +83,8 @@ class StepGraphs:
                     yield StepShape(rows, length, width, width)
 
     def _lengths(self, is_wide: bool) -> list[int]:
-        return _powers(4 if is_wide else 2, self._positions, least=_SHORTEST_LENGTH)
+        least = _SHORTEST_LENGTH if self._has_lengths else self._positions
+        return _powers(4 if is_wide else 2, self._positions, least)
 
 
 def _powers(base: int, largest: int, least: int) -> list[int]:

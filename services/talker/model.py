@@ -7,9 +7,10 @@ from torch.nn import functional as F
 from services.common.engine.device import Staging
 from services.common.engine.weights import CONFIG_FILES, TOKENIZER_FILES, Checkpoint, compute_dtype
 from services.registry import family_of, read_config
+from services.talker.attention import Attend
 from services.talker.family import TEXT_EMBEDDINGS, TalkerFamily, TalkerModule, TalkerSpec
 from services.talker.inputs import Prompt
-from services.talker.layers import Attend, Attention, DecoderLayer, Rope, projection
+from services.talker.layers import Attention, DecoderLayer, Rope, projection
 from services.talker.moe import Experts, Mlp, RunExperts
 from services.talker.predictor import CodePredictor
 from services.talker.steps import TORCH, StepKernels

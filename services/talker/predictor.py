@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from services.common.engine.attention import additive
+from services.talker.attention import FrameAttention, KeyValueCache
 from services.talker.family import TalkerSpec, TransformerSpec
-from services.talker.layers import Angles, DecoderLayer, FrameAttention, KeyValueCache, Rope
+from services.talker.layers import Angles, DecoderLayer, Rope
 from services.talker.sampling import PREPARED_WIDTHS, DrawRules, SamplingRows
 from services.talker.steps import TORCH, StepKernels
 

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from services.common.engine.device import Capturer
+from services.talker.attention import SDPA, CacheAttention, KeyValueCache, PromptChunk
 from services.talker.graphs import StepGraphs, StepShape
-from services.talker.layers import DecodeAttention, KeyValueCache, PrefillAttention, PromptChunk
 from services.talker.model import TalkerModel
 from services.talker.predictor import CompiledPredictor
 from services.talker.sampling import Sampling, SamplingRows, penalize, prepared_width
@@ -55,6 +54,7 @@ class TalkerRunner:
         capturer: captures every step (`StepGraphs`) in the constructor; None: steps run eagerly.
         compiled: the code predictor is a `CompiledPredictor`. For a CPU, without a capturer.
         kernels: of steps. Prompts run by torch's operators.
+        attention: of prompts and steps to the cache.
 
     Raises:
         RuntimeError: it cannot be compiled.
@@ -69,12 +69,13 @@ class TalkerRunner:
         capturer: Capturer | None = None,
         compiled: bool = False,
         kernels: StepKernels = TORCH,
+        attention: CacheAttention = SDPA,
     ) -> None:
         spec, sizes, device = model.spec, model.spec.talker, model.device
-        self.model, self.slots, self.positions, self._kernels = model, slots, positions, kernels
-        # Zeros, not empty: attention weighs masked positions with 0, and 0 times a stray NaN would be NaN.
+        self.model, self.slots, self.positions = model, slots, positions
+        self._kernels, self._attention = kernels, attention
         shape = (sizes.layers, slots, sizes.kv_heads, positions + 1, sizes.head_dim)
-        self._cache = KeyValueCache(_zeros(shape, model.dtype, device), _zeros(shape, model.dtype, device))
+        self._cache = KeyValueCache.zeros(shape, model.dtype, device, attention.heads_inside)
         self._hidden = torch.zeros(slots, sizes.hidden, dtype=model.dtype, device=device)
         self._frame_row = torch.zeros(slots, sizes.hidden, dtype=model.dtype, device=device)
         self._seen = torch.zeros(slots, sizes.vocab, dtype=torch.bool, device=device)
@@ -102,7 +103,8 @@ class TalkerRunner:
         self._graphs: StepGraphs | None = None
         if capturer is not None:
             codes = max(sizes.vocab, spec.predictor.vocab if spec.predictor else 0)
-            self._graphs = StepGraphs(capturer, self._step, self._inputs, self._idle, positions, codes)
+            has_lengths = attention.has_lengths
+            self._graphs = StepGraphs(capturer, self._step, self._inputs, self._idle, positions, codes, has_lengths)
 
     @torch.inference_mode()
     def assign(self, slot: int, sampling: Sampling) -> None:
@@ -129,10 +131,11 @@ class TalkerRunner:
     def prefill(self, chunks: Sequence[PromptChunk]) -> None:
         """Runs chunks of different prompts in one pass."""
         sizes = self.model.spec.talker
+        chunks = sorted(chunks, key=lambda chunk: chunk.slot)
         hidden = self.model.model(
             torch.cat([chunk.rows for chunk in chunks]),
             torch.cat([chunk.positions for chunk in chunks]).to(self.model.device),
-            PrefillAttention(self._cache, chunks, sizes.heads // sizes.kv_heads),
+            self._attention.prompts(self._cache, chunks, sizes.heads // sizes.kv_heads),
         )
         end = 0
         for chunk in chunks:
@@ -180,7 +183,7 @@ class TalkerRunner:
             x = self._frame_row[:rows] + model.text_table[text_ids]
             if self._text_states is not None:
                 x = x + model.project_states(self._text_states[:rows])
-            attend = DecodeAttention(self._cache, places, length)
+            attend = self._attention.steps(self._cache, places, advances, length)
             new = model.model(x, rope[:, None].expand(-1, 3), attend, self._kernels)
             self._hidden[:rows] = torch.where(advances.bool()[:, None], new, self._hidden[:rows])
 
@@ -212,10 +215,3 @@ class TalkerRunner:
             return self._compiled(hidden, first, first_row, self._predictor_rules.first(rows, prepared), noise)
         rules = self._predictor_rules.first(rows, width)
         return predictor(cache.rows(rows), hidden, first, first_row, rules, noise, self._kernels)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros. On a CPU, numpy's take memory only where they are written."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)).view(dtype)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from services.talker.layers import Angles, Attend, DecoderLayer, norm
+from services.talker.attention import Attend
+from services.talker.layers import Angles, DecoderLayer, norm
 from services.talker.sampling import DrawRules, draw, uniform
 
 RunLayers = Callable[[Sequence[DecoderLayer], torch.Tensor, Angles, Attend, torch.Tensor | None], torch.Tensor]

@@ -18,6 +18,7 @@ from services.thinker.conversation import Prompt
 from services.thinker.environment import failure, scratch_dir
 from services.thinker.execution import compute_dtype, engine_args, has_amx, refused_on_cpu
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
+from services.thinker.grammar import check_allows_text, reason
 from services.thinker.lora import Adapters
 from services.thinker.metrics import EngineStats
 from services.thinker.plugin.row_channel import RowReceiver
@@ -141,14 +142,14 @@ class ThinkerEngine:
             raise
         return engine
 
-    async def validate(self, params: "SamplingParams", structure: str | None) -> None:
+    async def validate(self, params: "SamplingParams", field: str = "sampling") -> None:
         """Checks a request's parameters before there is a prompt. A grammar is compiled in a thread.
 
         Args:
-            structure: the field of `sampling` that structures the output, if one does.
+            field: what structures the output, if something does, else "sampling".
 
         Raises:
-            InvalidInput: vLLM refuses the parameters. Names that field, else "sampling".
+            InvalidInput: vLLM refuses the parameters, or no text fits the structure. Names `field`.
         """
         config = self._llm.vllm_config
         checked = (config.model_config, config.speculative_config, config.structured_outputs_config)
@@ -157,8 +158,9 @@ class ThinkerEngine:
                 params.verify(*checked, self._llm.tokenizer)
             else:
                 await asyncio.to_thread(params.verify, *checked, self._llm.tokenizer)
+                await asyncio.to_thread(check_allows_text, params.structured_outputs)
         except Exception as error:  # the grammar compilers raise what they like
-            raise InvalidInput(f"sampling.{structure}" if structure else "sampling", str(error)) from error
+            raise InvalidInput(field, reason(error)) from error
         # vLLM verifies what it is given, too: that would compile the grammar once more, on the event loop.
         params.verify = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
 

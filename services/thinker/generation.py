@@ -18,8 +18,9 @@ from services.thinker.output import DeltaWriter, RowForwarder
 from services.thinker.preprocess import Preprocessor
 from services.thinker.reasoning import ThoughtParser
 from services.thinker.request import read_conversation, read_tools, sampling_params
+from services.thinker.structure import Format, calls_of
 from services.thinker.template import is_reusable
-from services.thinker.tools import NamedToolParser, ToolCallParser
+from services.thinker.tools import NamedToolParser, ToolCallParser, calls_by
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -65,8 +66,11 @@ class Generation:
         if self._tools and self._schema is None and not (engine.checkpoint.tool_calls or engine.tool_parser):
             raise InvalidInput("tools[0]", "this model has no tools; leave them out")
         vocab_size = engine.checkpoint.vocab_size
-        self._params = sampling_params(start.sampling, engine.sampling_defaults, vocab_size, self._schema)
-        await engine.validate(self._params, start.sampling.WhichOneof("structure"))
+        sampling = start.sampling
+        self._params = sampling_params(sampling, engine.sampling_defaults, vocab_size, self._schema, self._calls())
+        kind = sampling.WhichOneof("structure")
+        structure = f"sampling.{kind}" if kind else "sampling"
+        await engine.validate(self._params, structure if self._schema is None else "tools")
         self.conversation = read_conversation(start, self._tools, self.settings)
 
     async def prepare(self) -> thinker_pb2.GenerateResponse:
@@ -133,13 +137,24 @@ class Generation:
         thought = ThoughtParser(thinks, self._prompt.opens_thought) if thinks else None
         return DeltaWriter(checkpoint.tokenizer, top_logprobs, parser, thought)
 
+    def _calls(self) -> Format | None:
+        """How the tools are called instead of an answer that has a structure."""
+        engine, kind = self.engine, self.start.sampling.WhichOneof("structure")
+        if not self._tools or self._schema is not None or kind is None:
+            return None
+        if engine.tool_parser:
+            return calls_by(engine.tool_parser, engine.checkpoint.tokenizer, self._tools)
+        assert engine.checkpoint.tool_calls is not None, "a model without tools was given some"
+        return calls_of(self._tools, engine.checkpoint.tool_calls)
+
     def _tool_parser(self) -> ToolCallParser | NamedToolParser | None:
         """What finds calls of the tools in the answer. A forced one is a JSON object, whatever the parser."""
         engine, checkpoint, is_forced = self.engine, self.engine.checkpoint, self._schema is not None
         if self._tools and engine.tool_parser and not is_forced:
             return NamedToolParser(engine.tool_parser, checkpoint.tokenizer, self._tools)
         markers = checkpoint.tool_calls or (_ANY_MARKERS if is_forced else None)
-        return ToolCallParser(markers, is_forced) if self._tools and markers else None
+        names = {tool["function"]["name"] for tool in self._tools}
+        return ToolCallParser(markers, names, is_forced) if self._tools and markers else None
 
     def _forwarder(self) -> RowForwarder | None:
         if self.output is None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from services.common.errors import ContextTooLong, InvalidInput
+from services.common.errors import ContextTooLong, InvalidInput, InvalidMedia
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Prompt, runs
 from services.thinker.engine import ThinkerEngine
@@ -17,6 +17,7 @@ from services.thinker.template import ChatTemplate
 
 Result = TypeVar("Result")
 _NO_TOKEN = -1
+_NO_MIX = "leave use_audio_in_video out, and send the sound of each video as an audio part after it"
 
 
 class Preprocessor:
@@ -50,8 +51,8 @@ class Preprocessor:
                 }
         try:
             engine_input: Any = await self._engine.renderer.process_for_engine_async(prompt, time.time())
-        except ValueError as error:  # media of a shape the processor refuses, such as an image of 1 x 300
-            raise InvalidInput(conversation.field, f"the media cannot be processed: {error}") from error
+        except ValueError as error:  # its text quotes vLLM's objects
+            raise InvalidMedia(conversation.field, "the model takes no media of such a size or length") from error
         return self._prompt(engine_input, opens_thought, conversation.field)
 
     def _decode(self, conversation: Conversation) -> tuple[list[int], dict[str, list[Any]], dict[str, Any], bool]:
@@ -79,11 +80,9 @@ class Preprocessor:
             options["fps"] = settings.video_fps
             if conversation.use_audio_in_video and len(silent) < len(media["video"]):
                 if silent:
-                    raise InvalidInput(silent[0].field, "has no sound track, but another video of the request has one")
+                    raise InvalidInput(silent[0].field, f"has no sound track, but another video has one: {_NO_MIX}")
                 if len(media["audio"]) > len(media["video"]):
-                    raise InvalidInput(
-                        "use_audio_in_video", "a request that hears the sound of videos cannot have audio parts too"
-                    )
+                    raise InvalidInput("use_audio_in_video", f"must not be set beside audio parts: {_NO_MIX}")
                 options["use_audio_in_video"] = True
         media["audio"] = [(wave, rate) for wave in media["audio"]]
         opens_thought = self.template.opens_thought(conversation)
@@ -103,7 +102,7 @@ class Preprocessor:
         window = self._checkpoint.processor.feature_extractor.n_fft
         if len(samples) <= window:
             least_ms = 1000 * window / self._checkpoint.sample_rate_hz
-            raise InvalidInput(file.field, f"its sound must last longer than {least_ms:g} ms")
+            raise InvalidMedia(file.field, f"its sound must last longer than {least_ms:g} ms")
         return samples
 
     def _prompt(self, engine_input: Any, opens_thought: bool, field: str) -> Prompt:

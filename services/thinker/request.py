@@ -1,6 +1,5 @@
 """What a request says: GenerateStart as a Conversation, SamplingParameters as vLLM's SamplingParams."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from services.common import sampling_limits
 from services.common.errors import InvalidInput, TooManyMedia, require
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message, RawPrompt, check_token_ids
-from services.thinker.tools import imposed_schema
+from services.thinker.structure import Format, forced_schema, read_object, structure_of
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -50,7 +49,7 @@ def read_conversation(
     raw = _raw(start) if start.HasField("prompt") else None
     require(raw or start.messages, "messages", "must not be empty")
     messages = [_message(f"messages[{i}]", message) for i, message in enumerate(start.messages)]
-    template_kwargs = _json_object("chat_template_kwargs_json", start.chat_template_kwargs_json or "{}")
+    template_kwargs = read_object("chat_template_kwargs_json", start.chat_template_kwargs_json or "{}")
     if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
         raise InvalidInput("chat_template_kwargs_json", "may set the template's variables, not the template")
     conversation = Conversation(messages, tools, start.use_audio_in_video, template_kwargs, raw)
@@ -78,9 +77,9 @@ def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], 
     for i, tool in enumerate(start.tools):
         require(tool.name, f"tools[{i}].name", "is required")
         described = {"description": tool.description} if tool.description else {}
-        parameters = _json_object(f"tools[{i}].parameters_json", tool.parameters_json or "{}")
+        parameters = read_object(f"tools[{i}].parameters_json", tool.parameters_json or "{}")
         tools.append({"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}})
-    schema = imposed_schema(mode, start.tool_choice.name, tools)
+    schema = forced_schema(mode, start.tool_choice.name, tools)
     return tools if mode != thinker_pb2.ToolChoice.MODE_NONE else [], schema
 
 
@@ -106,7 +105,7 @@ def _message(field: str, message: thinker_pb2.ChatMessage) -> Message:
     parts = [_part(f"{field}.content[{i}]", part) for i, part in enumerate(message.content)]
     calls = []
     for i, call in enumerate(message.tool_calls):
-        arguments = _json_object(f"{field}.tool_calls[{i}].arguments_json", call.arguments_json or "{}")
+        arguments = read_object(f"{field}.tool_calls[{i}].arguments_json", call.arguments_json or "{}")
         calls.append({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
     if message.token_ids and not all(isinstance(part, str) for part in parts):
         raise InvalidInput(f"{field}.token_ids", "cannot stand for media; leave the ids out, or the media")
@@ -134,13 +133,17 @@ def _file(field: str, media: media_pb2.Media) -> MediaFile:
 
 
 def sampling_params(
-    request: thinker_pb2.SamplingParameters, defaults: Mapping[str, Any], vocab_size: int, output_schema: str | None
+    request: thinker_pb2.SamplingParameters,
+    defaults: Mapping[str, Any],
+    vocab_size: int,
+    forced: str | None = None,
+    calls: Format | None = None,
 ) -> "SamplingParams":
     """vLLM's parameters for `request`.
 
     Args:
         defaults: the checkpoint's generation_config, by vLLM's names.
-        output_schema: JSON schema that the choice of tools imposes, if any.
+        forced, calls: see `structure_of`.
 
     Raises:
         InvalidInput: names the field, e.g. "sampling.top_p".
@@ -159,7 +162,7 @@ def sampling_params(
         logit_bias=dict(request.logit_bias) or None,
         stop=list(request.stop),
         stop_token_ids=list(request.stop_token_ids),
-        structured_outputs=_structure(request, output_schema),
+        structured_outputs=structure_of(request, forced, calls),
         output_kind=RequestOutputKind.DELTA,
     )
 
@@ -180,29 +183,3 @@ def _check_sampling(request: thinker_pb2.SamplingParameters, vocab_size: int) ->
     for token_id, bias in request.logit_bias.items():
         if not -100 <= bias <= 100:
             raise InvalidInput("sampling.logit_bias", f"of token {token_id} must be -100 to 100, not {bias:g}")
-
-
-def _structure(request: thinker_pb2.SamplingParameters, output_schema: str | None) -> Any:
-    from vllm.sampling_params import StructuredOutputsParams
-
-    kind = request.WhichOneof("structure")
-    if output_schema is not None:
-        require(kind is None, f"sampling.{kind}", "cannot be combined with a tool_choice that forces a call")
-        return StructuredOutputsParams(json=output_schema)
-    if kind is None or (kind == "json_object" and not request.json_object):
-        return None
-    if kind == "json_schema":
-        _json_object("sampling.json_schema", request.json_schema)
-        return StructuredOutputsParams(json=request.json_schema)
-    return StructuredOutputsParams(**{kind: getattr(request, kind)})  # vLLM has the same names
-
-
-def _json_object(field: str, text: str) -> dict[str, Any]:
-    """The JSON object in `text`. Raises InvalidInput, which names `field`."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(field, f"is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidInput(field, "must be a JSON object")
-    return value

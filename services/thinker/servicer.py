@@ -168,6 +168,8 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 max_loras=settings.max_loras,
                 kv_block_tokens=engine.kv_block_tokens,
                 kv_blocks=engine.kv_blocks,
+                default_temperature=engine.sampling_defaults.get("temperature", 1.0),
+                default_top_p=engine.sampling_defaults.get("top_p", 1.0),
             ),
         )
 
@@ -177,7 +179,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
 async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:
     prompt = await preprocessor.prepare(Conversation([Message("user", ["Hello"])]))
     request = thinker_pb2.SamplingParameters(max_tokens=2, ignore_eos=True)
-    params = sampling_params(request, engine.sampling_defaults, engine.checkpoint.vocab_size, None)
+    params = sampling_params(request, engine.sampling_defaults, engine.checkpoint.vocab_size)
     async for _ in engine.generate("warm-up", prompt, params):
         pass
 

@@ -1,45 +1,18 @@
-"""Tool calls: what a choice of tools imposes on the answer, and finding the calls in it: in the families' form or, by a
-parser of vLLM's registry, in another model's."""
+"""Finding tool calls in an answer: in the families' form or, by a parser of vLLM's registry, in another model's."""
 
 import json
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quartet.v1 import thinker_pb2
-from services.common.errors import require
+from services.common.errors import InvalidInput
 from services.thinker.family import ToolCallMarkers
+from services.thinker.structure import Format
 
 if TYPE_CHECKING:
     from vllm.tool_parsers import ToolParser
-
-ToolChoice = thinker_pb2.ToolChoice
-
-
-def imposed_schema(mode: thinker_pb2.ToolChoice.Mode, name: str, tools: Sequence[dict[str, Any]]) -> str | None:
-    """The JSON schema that a choice of `tools`, as chat templates take them, imposes on the answer; None: it is free.
-
-    `name` is the tool of MODE_FUNCTION. Raises InvalidInput: there is no such tool.
-    """
-    if mode not in (ToolChoice.MODE_REQUIRED, ToolChoice.MODE_FUNCTION):
-        return None
-    parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    require(parameters, "tool_choice", "forces a call, but there are no tools")
-    if mode == ToolChoice.MODE_REQUIRED:
-        return json.dumps({"anyOf": [_call_schema(*tool) for tool in parameters.items()]})
-    require(name in parameters, "tool_choice.name", f"'{name}' is not one of the tools {sorted(parameters)}")
-    return json.dumps(_call_schema(name, parameters[name]))
-
-
-def _call_schema(name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": {"type": "object", **parameters}},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-
 
 # A name with an escape that JSON lacks, or with half a surrogate pair, is none.
 _NAME = r'"(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*"'
@@ -49,14 +22,15 @@ _HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_NAME})\s*,\s*"arguments"\s*:\s*(?
 class ToolCallParser:
     """Separates an answer, as it arrives, into text and tool calls `{"name": ..., "arguments": {...}}`.
 
-    Arguments are passed on as they arrive. What looks like a call but is none becomes text again.
+    Arguments are passed on as they arrive. What looks like a call but is none, or is of no tool, becomes text again.
 
     Args:
+        names: of the tools.
         forced: the whole answer is one call, without the markers.
     """
 
-    def __init__(self, markers: ToolCallMarkers, forced: bool = False) -> None:
-        self._opening, self._closing = markers.opening, markers.closing
+    def __init__(self, markers: ToolCallMarkers, names: Collection[str], forced: bool = False) -> None:
+        self._opening, self._closing, self._names = markers.opening, markers.closing, names
         self._forced = forced
         self._pending = ""
         self._arguments = _JsonEnd()  # of the call that is being read
@@ -94,8 +68,8 @@ class ToolCallParser:
         return False
 
     def _read_head(self, delta: thinker_pb2.GenerateDelta) -> bool:
-        if head := _HEAD.match(self._pending):
-            name = json.loads(head.group(1), strict=False)
+        head = _HEAD.match(self._pending)
+        if head and (name := json.loads(head.group(1), strict=False)) in self._names:
             delta.tool_calls.add(index=self.calls, id=f"call_{uuid.uuid4().hex}", name=name)
             self._pending, self._arguments = self._pending[head.end() :], _JsonEnd()
             self._step = ToolCallParser._read_arguments
@@ -170,7 +144,8 @@ def find_parser(name: str, tokenizer: Any) -> "type[ToolParser]":
 
 
 class NamedToolParser:
-    """Separates an answer into text and calls of `tools`, as `ToolCallParser` does.
+    """Separates an answer into text and calls of `tools`, as `ToolCallParser` does. Of a call of no tool, name and
+    arguments become text.
 
     Attributes:
         calls: found so far.
@@ -184,6 +159,8 @@ class NamedToolParser:
         request = ChatCompletionRequest(**members)
         self._parser: Any = parser(tokenizer, request.tools)  # pyright: ignore[reportArgumentType]
         self._request: Any = self._parser.adjust_request(request)
+        self._names = {tool["function"]["name"] for tool in tools}
+        self._indices: dict[int, int | None] = {}  # of the calls that are told; None: it is of no tool
         self._text = ""
         self._token_ids: list[int] = []
         self.calls = 0
@@ -213,7 +190,26 @@ class NamedToolParser:
         for call in found.tool_calls or ():
             function = call.function
             name, arguments = (function.name or "", function.arguments or "") if function else ("", "")
-            is_new = call.index >= self.calls
+            if is_new := call.index not in self._indices:
+                self._indices[call.index] = self.calls if name in self._names else None
+                self.calls += name in self._names
+            if (index := self._indices[call.index]) is None:
+                delta.text += name + arguments
+                continue
             call_id = (call.id or f"call_{uuid.uuid4().hex}") if is_new else ""
-            delta.tool_calls.add(index=call.index, id=call_id, name=name, arguments_json=arguments)
-            self.calls = max(self.calls, call.index + 1)
+            delta.tool_calls.add(index=index, id=call_id, name=name, arguments_json=arguments)
+
+
+def calls_by(parser: "type[ToolParser]", tokenizer: Any, tools: Sequence[dict[str, Any]]) -> Format:
+    """One or more calls of `tools`, as a parser of vLLM's finds them.
+
+    Raises InvalidInput: vLLM does not say how they are written.
+    """
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    members: dict[str, Any] = {"messages": [], "tools": list(tools), "tool_choice": "required"}
+    request = ChatCompletionRequest(**members)
+    tag = parser(tokenizer, request.tools).get_structural_tag(request)  # pyright: ignore[reportArgumentType]
+    if tag is None:
+        raise InvalidInput("tools", "with this model's --tool-call-parser they cannot be beside a structured answer")
+    return tag.model_dump()["format"]

@@ -64,7 +64,8 @@ async def test_an_adapter_is_loaded_everywhere_and_its_requests_go_where_it_is()
         assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'sea' added successfully.")
         parents = {model["id"]: model["parent"] for model in (await gateway.http.get("/v1/models")).json()["data"]}
         assert parents == {"scripted": None, "sea": "scripted"}
-        assert (await gateway.http.get("/v1/models/sea")).json()["parent"] == "scripted"
+        model = (await gateway.http.get("/v1/models/sea")).json()
+        assert (model["parent"], model["root"], model["max_model_len"]) == ("scripted", "scripted", 0)
         for body in ({"model": "sea"}, {"model": "scripted", "lora": "sea"}, {"model": "sea", "lora": "sea"}):
             answer = await gateway.chat(ASK | body)
             assert (answer.status_code, answer.json()["model"]) == (200, body["model"])

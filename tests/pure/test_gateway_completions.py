@@ -69,12 +69,27 @@ async def test_log_probabilities_are_lists(gateway: Running) -> None:
     told = whole.choices[0].logprobs
     assert told is not None
     assert (told.tokens, told.token_logprobs) == (list(PIECES), [-0.5] * 3)
-    assert told.top_logprobs == [{"x": -0.5}] * 3
+    assert told.top_logprobs == [{"x": -0.5, piece: -0.5} for piece in PIECES]
     assert told.text_offset == [0, len(PIECES[0]), len(PIECES[0] + PIECES[1])]
     response = await gateway.http.post("/v1/completions", json=ASK | {"logprobs": 1, "stream": True})
     chunks = [chunk["choices"][0] for chunk in events_of(response.text)]
     assert [token for chunk in chunks for token in chunk["logprobs"]["tokens"]] == list(PIECES)
     assert [at for chunk in chunks for at in chunk["logprobs"]["text_offset"]] == told.text_offset
+
+
+async def test_completions_tell_token_ids(gateway: Running) -> None:
+    asked = ASK | {"prompt": ["Once", "ab"], "return_token_ids": True, "n": 2}
+    prompts = [[*map(ord, "Once")]] * 2 + [[97, 98]] * 2
+    choices = (await gateway.http.post("/v1/completions", json=asked)).json()["choices"]
+    assert [choice["prompt_token_ids"] for choice in choices] == prompts
+    assert [choice["token_ids"] for choice in choices] == [[0, 1, 2]] * 4
+    for body, first in ((asked, prompts[3]), (asked | {"prompt": [[5, 6]], "echo": True}, [5, 6])):
+        streamed = await gateway.http.post("/v1/completions", json=body | {"stream": True})
+        last = [choice for each in events_of(streamed.text) for choice in each["choices"]]
+        last = [choice for choice in last if choice["index"] == last[-1]["index"]]
+        assert [choice["prompt_token_ids"] for choice in last] == [first, *[None] * (len(last) - 1)]
+        assert [token_id for choice in last for token_id in choice["token_ids"]] == [0, 1, 2]
+    assert "token_ids" not in (await gateway.http.post("/v1/completions", json=ASK)).json()["choices"][0]
 
 
 async def test_an_echoed_prompt_has_its_log_probabilities(gateway: Running) -> None:
@@ -85,7 +100,8 @@ async def test_an_echoed_prompt_has_its_log_probabilities(gateway: Running) -> N
         assert told is not None
         assert choice.text == "".join(told.tokens or ()) == "Once" + TEXT
         assert told.token_logprobs == [None, -1.0, -0.5, pytest.approx(-1 / 3), -0.5, -0.5, -0.5]
-        assert told.top_logprobs == [None, *[{"x": -0.125}] * 3, *[{"x": -0.5}] * 3]
+        prompt = [{"x": -0.125, "n": -1.0}, {"x": -0.125, "c": -0.5}, {"x": -0.125, "e": pytest.approx(-1 / 3)}]
+        assert told.top_logprobs == [None, *prompt, *({"x": -0.5, piece: -0.5} for piece in PIECES)]
         assert told.text_offset == [0, 1, 2, 3, 4, 9, 11]
     asked = [start.sampling.HasField("prompt_logprobs") for start in gateway.scripts["thinker"].requests]
     assert sorted(asked) == [False, True]  # once for each prompt
@@ -151,12 +167,16 @@ async def test_ids_in_and_ids_out(gateway: Running) -> None:
     assert (choice["token_ids"], choice["finish_reason"]) == ([0, 1, 2], "stop")
     assert len(choice["logprobs"]["content"]) == 3
     assert choice["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] == -0.5
+    assert whole["output_mode"] == "tokens"
+    ids = [[top["token_id"] for top in each["top_logprobs"]] for each in choice["logprobs"]["content"]]
+    assert all(token_id in tops for token_id, tops in zip(choice["token_ids"], ids, strict=True))
     assert whole["usage"]["total_tokens"] == 13
     streamed = await gateway.http.post("/inference/v1/generate", json=asked | {"stream": True, "output_mode": "text"})
     choices = [event["choices"][0] for event in events_of(streamed.text)]
     assert [token_id for choice in choices for token_id in choice["token_ids"]] == [0, 1, 2]
     assert "".join(choice["text"] for choice in choices) == TEXT
     assert choices[-1]["finish_reason"] == "stop"
+    assert {event["output_mode"] for event in events_of(streamed.text)} == {"text"}
 
 
 async def test_media_are_beside_the_ids(gateway: Running) -> None:

@@ -45,6 +45,21 @@ async def test_a_text_is_answered(gateway: Running) -> None:
     assert response.id.startswith("resp_")
 
 
+async def test_it_says_how_it_was_sampled(gateway: Running) -> None:
+    """By the request, else by the checkpoint, as the thinker says it; Open Responses wants numbers."""
+    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+    sent = ({}, {"temperature": 0.5, "presence_penalty": 0.25}, {"stream_options": {"include_obfuscation": False}})
+    said = [
+        (await gateway.http.post("/v1/responses", json={"model": "scripted", "input": "hi"} | members)).json()
+        for members in sent
+    ]
+    assert [[each[name] for name in names] for each in said] == [
+        [0.75, 0.875, 0, 0],
+        [0.5, 0.875, 0.25, 0],
+        [0.75, 0.875, 0, 0],
+    ]
+
+
 async def test_the_events_of_a_stream_are_in_order_and_agree_with_its_end(gateway: Running) -> None:
     gateway.scripts["thinker"].thought = ["Let me", " see."]
     events = await stream(gateway, include=["reasoning.encrypted_content"])

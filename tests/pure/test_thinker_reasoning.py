@@ -73,7 +73,7 @@ def step(text: str, *ids: int, finish_reason: str | None = None) -> Step:
 
 def test_calls_are_looked_for_after_the_thought_alone() -> None:
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    calls = ToolCallParser(ToolCallMarkers("<tool_call>", "</tool_call>"))
+    calls = ToolCallParser(ToolCallMarkers("<tool_call>", "</tool_call>"), {"look"})
     writer = DeltaWriter(None, None, calls, ThoughtParser(MARKERS, has_begun=True))
     thinking = writer.delta(step(f"I could {call}", 9))
     assert (thinking.reasoning, thinking.text, list(thinking.tool_calls)) == (f"I could {call}", "", [])

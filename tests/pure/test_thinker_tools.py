@@ -6,7 +6,8 @@ import pytest
 
 from services.common.errors import InvalidInput
 from services.thinker.family import ToolCallMarkers
-from services.thinker.tools import ToolCallParser, ToolChoice, imposed_schema
+from services.thinker.structure import ToolChoice, forced_schema
+from services.thinker.tools import ToolCallParser
 
 MARKERS = ToolCallMarkers("<tool_call>", "</tool_call>")
 ANSWER = (
@@ -14,12 +15,13 @@ ANSWER = (
     '</tool_call>\n<tool_call>{"name":"time","arguments":{}}</tool_call> Done < 3.'
 )
 BAD_NAME = r'<tool_call>{"name": "\q", "arguments": {}}</tool_call>'
+UNDECLARED = '<tool_call>{"name": "delete_all", "arguments": {"sure": true}}</tool_call> and on'
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {}}}}}]
 
 
 def parse(answer: str, piece: int, forced: bool = False) -> tuple[str, list[tuple[str, str]]]:
     """The text, and name and arguments of each call, of an answer that arrives `piece` characters at a time."""
-    parser = ToolCallParser(MARKERS, forced)
+    parser = ToolCallParser(MARKERS, {"weather", "time"}, forced)
     text, names, arguments = "", {}, {}
     for at in range(0, len(answer), piece):
         parsed = parser.feed(answer[at : at + piece], is_last=at + piece >= len(answer))
@@ -44,7 +46,7 @@ def test_calls_are_separated_from_text(piece: int) -> None:
 
 @pytest.mark.parametrize("piece", [1, 5, 1000])
 @pytest.mark.parametrize(
-    "answer", ["a < b, <tool", "<tool_call>nonsense</tool_call> and on", "<tool_call>cut", BAD_NAME]
+    "answer", ["a < b, <tool", "<tool_call>nonsense</tool_call> and on", "<tool_call>cut", BAD_NAME, UNDECLARED]
 )
 def test_what_is_no_call_stays_text(answer: str, piece: int) -> None:
     assert parse(answer, piece) == (answer, [])
@@ -58,14 +60,14 @@ def test_a_forced_answer_is_one_call(piece: int) -> None:
     )
 
 
-def test_choices_impose_schemas() -> None:
-    assert imposed_schema(ToolChoice.MODE_AUTO, "", TOOLS) is None
-    schema = json.loads(imposed_schema(ToolChoice.MODE_FUNCTION, "weather", TOOLS) or "")
-    assert schema["properties"]["name"] == {"const": "weather"}
-    assert "weather" in (imposed_schema(ToolChoice.MODE_REQUIRED, "", TOOLS) or "")
+def test_choices_force_schemas() -> None:
+    assert forced_schema(ToolChoice.MODE_AUTO, "", TOOLS) is None
+    schema = json.loads(forced_schema(ToolChoice.MODE_FUNCTION, "weather", TOOLS) or "")
+    assert [call["properties"]["name"] for call in schema["anyOf"]] == [{"const": "weather"}]
+    assert "weather" in (forced_schema(ToolChoice.MODE_REQUIRED, "", TOOLS) or "")
 
 
 @pytest.mark.parametrize(("mode", "name"), [(ToolChoice.MODE_FUNCTION, "other"), (ToolChoice.MODE_REQUIRED, "")])
 def test_a_choice_of_what_is_not_there_is_refused(mode: ToolChoice.Mode, name: str) -> None:
     with pytest.raises(InvalidInput, match="tool_choice"):
-        imposed_schema(mode, name, TOOLS if name else [])
+        forced_schema(mode, name, TOOLS if name else [])

@@ -16,10 +16,11 @@ from services.families.qwen3_tts.voice_sample import load_sample_reader
 from services.registry import read_config
 from services.talker import graphs
 from services.talker.__main__ import warm_up
+from services.talker.attention import PromptChunk
 from services.talker.engine import TalkerEngine
+from services.talker.execution import cache_attention
 from services.talker.family import TalkerSpec
 from services.talker.inputs import Prompt, States, Text
-from services.talker.layers import PromptChunk
 from services.talker.moe import grouped_experts
 from services.talker.runner import StepInput, TalkerRunner
 from services.talker.sampling import resolve
@@ -98,7 +99,7 @@ async def test_a_talker_speaks(name: str, monkeypatch: pytest.MonkeyPatch):
     with fake_gpu(devices=2) as gpu:
         make_current(SECOND)
         model = models.talker(name, torch.bfloat16, grouped_experts, SECOND)
-        runner = CountingRunner(model, 4, 1024, CudaGraphs(SECOND))
+        runner = CountingRunner(model, 4, 1024, CudaGraphs(SECOND), attention=cache_attention(None))
         engine = TalkerEngine(runner)
         await warm_up(engine)
         gpu.ledger.clear()
@@ -106,6 +107,7 @@ async def test_a_talker_speaks(name: str, monkeypatch: pytest.MonkeyPatch):
         frames = await asyncio.gather(*(speak(engine, seed) for seed in range(SPEECHES)))
         engine.stop()
     assert frames == [FRAMES] * SPEECHES
+    assert set(gpu.ledger.attention) == {"in place"}  # the only ones outside of captures: prompts
     assert gpu.ledger.waits() == talker_waits(runner, has_states=bool(engine.spec.state_width))
     assert not gpu.ledger.faults()
     assert {index for _, index in gpu.ledger.devices} == {1}

@@ -8,8 +8,9 @@ import torch
 from cli.budget import CONTEXT_BYTES, MIB, Demand, Layout, Share, other_shares
 from services.common.engine.device import CapturedRun, CudaGraphs
 from services.families.qwen2_5_omni.code2wav import DTYPES, Token2Wav
+from services.talker.attention import SDPA, CacheAttention, PromptChunk
 from services.talker.engine import GPU_PREFILL_CHUNK_POSITIONS
-from services.talker.layers import PromptChunk
+from services.talker.execution import cache_attention
 from services.talker.moe import grouped_experts
 from services.talker.runner import TalkerRunner
 from tests.rehearsal.support.gpu import fake_gpu
@@ -52,12 +53,13 @@ def assert_fits(peak_bytes: int, given: Share) -> None:
     assert peak_bytes >= SMALLEST_SHARE * room, f"{peak_bytes / MIB:.0f} MiB of {room / MIB:.0f}: too much is given"
 
 
-@pytest.mark.parametrize("name", SIZES)
-def test_a_talker(name: str):
+@pytest.mark.parametrize(("name", "attention"), [*((name, SDPA) for name in SIZES), ("qwen3-omni-30b", None)])
+def test_a_talker(name: str, attention: CacheAttention | None):
     """With its longest prompt's last piece, and the largest step."""
     with fake_gpu() as gpu, torch.inference_mode():
         model = talker(name, torch.bfloat16, grouped_experts)
-        runner = TalkerRunner(model, DEMAND.streams, DEMAND.talker_positions, LargestAlone())
+        chosen = attention or cache_attention(None)
+        runner = TalkerRunner(model, DEMAND.streams, DEMAND.talker_positions, LargestAlone(), attention=chosen)
         begin = DEMAND.talker_positions - GPU_PREFILL_CHUNK_POSITIONS
         rows = torch.zeros(GPU_PREFILL_CHUNK_POSITIONS, model.spec.talker.hidden, dtype=model.dtype, device=CUDA)
         places = torch.zeros(len(rows), 3, dtype=torch.long)

@@ -4,9 +4,12 @@ import json
 from typing import Any
 
 import pytest
+from xgrammar import Grammar
+from xgrammar.testing import _is_grammar_accept_string
 
+from services.common.errors import InvalidInput
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
-from services.thinker.tools import NamedToolParser, find_parser
+from services.thinker.tools import NamedToolParser, calls_by, find_parser
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -50,6 +53,31 @@ def test_calls_are_separated_from_text(checkpoint: ThinkerCheckpoint, name: str,
     assert (text.strip(), names, parser.calls) == ("Let me see.", "weather", 1)
     assert json.loads(arguments) == {"city": "Rome", "days": 2}
     assert len(call_ids) == 1
+
+
+def test_a_call_of_no_tool_is_text_and_the_next_one_is_told(checkpoint: ThinkerCheckpoint) -> None:
+    parser = NamedToolParser(find_parser("hermes", checkpoint.tokenizer), checkpoint.tokenizer, TOOLS)
+    answer = '<tool_call>\n{"name": "erase", "arguments": {"all": true}}\n</tool_call>' + ANSWERS["hermes"][11:]
+    ids = checkpoint.tokenizer(answer)["input_ids"]
+    deltas = [
+        parser.feed(checkpoint.tokenizer.decode([each]), [each], is_last=at == len(ids) - 1)
+        for at, each in enumerate(ids)
+    ]
+    calls = [call for delta in deltas for call in delta.tool_calls]
+    assert ({call.index for call in calls}, "".join(call.name for call in calls), parser.calls) == ({0}, "weather", 1)
+    assert 'erase{"all": true}' in "".join(delta.text for delta in deltas)
+
+
+@pytest.mark.parametrize(("name", "answer"), ANSWERS.items())
+def test_how_a_parser_s_calls_are_written(checkpoint: ThinkerCheckpoint, name: str, answer: str) -> None:
+    """In the grammar of an answer that may be a call instead."""
+    calls = calls_by(find_parser(name, checkpoint.tokenizer), checkpoint.tokenizer, TOOLS)
+    grammar = Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": calls}))
+    call = answer.removeprefix("Let me see.")
+    assert _is_grammar_accept_string(grammar, call)
+    assert not _is_grammar_accept_string(grammar, call.replace("weather", "erase"))
+    with pytest.raises(InvalidInput, match=r"tools: with this model's --tool-call-parser they cannot be beside"):
+        calls_by(find_parser("phi4_mini_json", checkpoint.tokenizer), checkpoint.tokenizer, TOOLS)
 
 
 def test_an_answer_without_a_call_is_text(checkpoint: ThinkerCheckpoint) -> None:

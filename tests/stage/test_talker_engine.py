@@ -14,6 +14,7 @@ import torch
 from services.common.engine.device import CapturedRun, Capturer, CudaGraphs, engine_device
 from services.common.errors import InvalidInput, StageError
 from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt, is_media, talker_prompt
+from services.talker.attention import SDPA, CacheAttention
 from services.talker.engine import TalkerEngine
 from services.talker.inputs import Prompt, Text
 from services.talker.model import TalkerModel, empty_model, load_talker
@@ -22,12 +23,15 @@ from services.talker.predictor import CodePredictor
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import PREPARED_WIDTHS, resolve
 from services.talker.speech import SpeechRequest
+from services.talker.varlen import varlen_attention
 from tests.support.references.qwen3_omni import Reference, ReferenceAnswer
+from tests.support.references.varlen import varlen_attn
 from tests.support.samples.conversations import CONVERSATIONS, read_prompt_spec
 from tests.support.stage.replay import ReplayedOps
 from tests.support.stage.talker import codes_of
 
 MAX_TOKENS, MAX_FRAMES, POSITIONS = 12, 16, 1024
+IN_PLACE = varlen_attention(varlen_attn)
 
 
 class Setup:
@@ -292,10 +296,14 @@ def _programs() -> int:
     return len(torch._dynamo.eval_frame._debug_get_cache_entry_list(CodePredictor.forward.__code__))
 
 
-async def test_captured_steps_with_static_experts_give_the_references_codes(setup: Setup) -> None:
+@pytest.mark.parametrize(("attention", "piece"), [(SDPA, 512), (IN_PLACE, 48)], ids=["SDPA", "in place"])
+async def test_captured_steps_with_static_experts_give_the_references_codes(
+    setup: Setup, attention: CacheAttention, piece: int
+) -> None:
     """What a GPU runs: recorded operators on static tensors, spoilt before each step, in a batch of other sizes."""
     setup.model.use_experts(static_experts)
-    engine = TalkerEngine(TalkerRunner(setup.model, 4, POSITIONS, ReplayedOps()))
+    runner = TalkerRunner(setup.model, 4, POSITIONS, ReplayedOps(), attention=attention)
+    engine = TalkerEngine(runner, prefill_chunk=piece)
     requests = [setup.request(name) for name in CONVERSATIONS]
     for name, codes in zip(
         CONVERSATIONS, await asyncio.gather(*[_say(engine, request) for request in requests]), strict=True
@@ -324,15 +332,17 @@ async def test_captured_steps_say_what_eager_steps_say(tiny_checkpoint: Path, de
     ]
     capturer = _Counting(CudaGraphs(on) if device == "cuda" else ReplayedOps())
     said = []
-    for runner in (TalkerRunner(model, 5, 600), TalkerRunner(model, 5, 600, capturer)):
-        engine = TalkerEngine(runner)
+    counts = []
+    for attention, steps in ((SDPA, None), (SDPA, capturer), (IN_PLACE, capturer)):
+        engine = TalkerEngine(TalkerRunner(model, 5, 600, steps, attention=attention))
         captures, runs = capturer.captures, capturer.runs
+        counts.append(captures)
         said.append(await asyncio.gather(*[_say(engine, request) for request in requests]))
         said.append([await _say(engine, request) for request in requests])
         engine.stop()
-    assert (capturer.captures, capturer.runs) == (captures, runs)
-    # 5, 4, 2 and 1 rows: all codes for 600 and 256 positions, usual ones for 600, 512 and 256.
-    assert captures == 4 * (2 + 3)
+        assert (capturer.captures, capturer.runs) == (captures, runs)
+    # 5, 4, 2 and 1 rows: all codes for 600 and 256 positions, usual ones for 600, 512 and 256; in place, for all.
+    assert counts == [0, 4 * (2 + 3), 4 * (2 + 3 + 1 + 1)]
     eager, *others = said
     assert all(len(codes) for codes in eager)
     for codes in others:

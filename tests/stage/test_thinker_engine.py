@@ -259,7 +259,7 @@ async def test_a_grammar_is_compiled_once_and_off_the_event_loop(
     structure = StructuredOutputsParams(json=json.dumps(schema))
     options = {"structured_outputs": structure, "max_tokens": 4, "temperature": 0}
     params = SamplingParams(output_kind=RequestOutputKind.DELTA, **options)
-    checking = asyncio.create_task(thinker.engine.validate(params, "json_schema"))
+    checking = asyncio.create_task(thinker.engine.validate(params, "sampling.json_schema"))
     await asyncio.sleep(0)  # it has begun; what runs on the loop has run to its end
     assert not checking.done()
     await checking
@@ -276,7 +276,7 @@ async def test_a_grammar_that_cannot_be_is_refused_and_names_its_field(thinker: 
 
     params = SamplingParams(structured_outputs=StructuredOutputsParams(grammar="root ::= ("))
     with pytest.raises(InvalidInput, match=r"sampling\.grammar"):
-        await thinker.engine.validate(params, "grammar")
+        await thinker.engine.validate(params, "sampling.grammar")
 
 
 @pytest.mark.gpu

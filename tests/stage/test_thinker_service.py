@@ -23,6 +23,7 @@ from services.common.errors import ContextTooLong, InvalidInput, StageError, Una
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.rows import Chunk
 from services.thinker.environment import SCRATCH_PREFIX
+from services.thinker.family import load_checkpoint
 from tests.support.samples.media import png, wav
 from tests.support.stage.streaming import subscribe
 from tests.support.systems.hub import Hub
@@ -323,9 +324,34 @@ async def test_structure_and_forced_tool_calls(client: Client) -> None:
     assert (pieces[0].name, bool(pieces[0].id)) == ("pick", True)
     assert 10 <= json.loads("".join(piece.arguments_json for piece in pieces))["n"] <= 99
     assert called.summary.finish_reason == thinker_pb2.FINISH_REASON_TOOL_CALLS
+    structured = sampling | {"json_schema": json.dumps({"type": "object", "required": ["other"]})}
+    called = await client.generate(client.start("n?", tools=[tool], tool_choice=choice, sampling=structured))
+    assert [piece.name for delta in called.deltas for piece in delta.tool_calls if piece.name] == ["pick"]
+
+
+@pytest.mark.parametrize("calls", [True, False])
+async def test_with_tools_a_structured_answer_may_be_a_call(client: Client, tiny_checkpoint: Path, calls: bool) -> None:
+    """Which of both, its first token decides, here by its bias."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 10}}}
+    schema |= {"required": ["n"], "additionalProperties": False}
+    tokenizer = load_checkpoint(str(tiny_checkpoint)).tokenizer
+    opening, brace = (tokenizer.convert_tokens_to_ids(each) for each in ("<tool_call>", "{"))
+    sampling = {"max_tokens": 60, "json_schema": json.dumps(schema), "logit_bias": {opening if calls else brace: 100}}
+    tools = [thinker_pb2.Tool(name="pick", parameters_json=json.dumps(schema))]
+    answer = await client.generate(client.start("n?", tools=tools, sampling=sampling))
+    pieces = [piece for delta in answer.deltas for piece in delta.tool_calls]
+    if calls:
+        assert (answer.text.strip(), pieces[0].name) == ("", "pick")
+        first = "".join(piece.arguments_json for piece in pieces if piece.index == 0)
+        assert 10 <= json.loads(first)["n"] <= 99
+    else:
+        assert not pieces
+        assert 10 <= json.loads(answer.text)["n"] <= 99
 
 
 IMAGE, AUDIO = media_pb2.MEDIA_KIND_IMAGE, media_pb2.MEDIA_KIND_AUDIO
+ENDLESS = json.dumps({"type": "object", "properties": {"kid": {"$ref": "#"}}, "required": ["kid"]})
+ANY = {"mode": thinker_pb2.ToolChoice.MODE_REQUIRED}
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "no messages": ("messages", {"messages": []}),
     "role": ("messages[0].role", {"messages": [thinker_pb2.ChatMessage(role="boss")]}),
@@ -333,6 +359,12 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "nan": ("sampling.temperature", {"sampling": {"temperature": float("nan")}}),
     "max_tokens": ("sampling.max_tokens", {"sampling": {"max_tokens": 0}}),
     "schema": ("sampling.json_schema", {"sampling": {"json_schema": "{"}}),
+    "endless schema": ("sampling.json_schema", {"sampling": {"json_schema": ENDLESS}}),
+    "endless schema beside tools": (
+        "sampling.json_schema",
+        {"sampling": {"json_schema": ENDLESS}, "tools": [thinker_pb2.Tool(name="a")]},
+    ),
+    "endless tool": ("tools", {"tools": [thinker_pb2.Tool(name="a", parameters_json=ENDLESS)], "tool_choice": ANY}),
     "regex": ("sampling.regex", {"sampling": {"regex": "(("}}),
     "stop": ("sampling.stop", {"sampling": {"stop": [""]}}),
     "tool": ("tool_choice.name", {"tools": [thinker_pb2.Tool(name="a")], "tool_choice": {"mode": 4, "name": "b"}}),

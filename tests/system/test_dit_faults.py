@@ -13,7 +13,6 @@ from PIL import Image
 
 from gateway.pipelines import SHIPPED
 from tests.support.systems.stack import Stack, running, until, wait_until_ready
-from tests.support.weights.checkpoints import diffusion_checkpoint
 
 pytestmark = pytest.mark.e2e
 
@@ -101,35 +100,30 @@ def test_a_dit_that_is_killed_fails_its_requests_and_comes_back(painter: Stack) 
 
 
 @pytest.mark.long
-def test_a_video_job_outlives_the_gateway(tmp_path_factory: pytest.TempPathFactory) -> None:
-    run_directory = tmp_path_factory.mktemp("run")
-    jobs = run_directory / "jobs"
-    with running(diffusion_checkpoint("wan"), run_directory, f"--gateway-arg=--jobs-dir={jobs}") as system:
-        job = system.http.post("/v1/videos", json=SLOW).json()
-        until(lambda: system.http.get(f"/v1/videos/{job['id']}").json()["status"] == "in_progress", "it begins")
-        os.kill(system.pid("gateway"), signal.SIGKILL)
-        wait_until_ready(system)
-        listed = system.http.get("/v1/videos").json()["data"]
-        assert [(entry["id"], entry["status"]) for entry in listed] == [(job["id"], "failed")]
-        assert listed[0]["error"]["code"] == "interrupted"
-        until(lambda: not system.in_flight()["dit"], "nobody wants it any more")
+def test_a_video_job_outlives_the_gateway(dit_systems) -> None:
+    system = dit_systems.get("wan")
+    job = system.http.post("/v1/videos", json=SLOW).json()
+    until(lambda: system.http.get(f"/v1/videos/{job['id']}").json()["status"] == "in_progress", "it begins")
+    os.kill(system.pid("gateway"), signal.SIGKILL)
+    wait_until_ready(system)
+    listed = {each["id"]: each for each in system.http.get("/v1/videos").json()["data"]}
+    assert listed[job["id"]]["status"] == "failed"
+    assert listed[job["id"]]["error"]["code"] == "interrupted"
+    until(lambda: not system.in_flight()["dit"], "nobody wants it any more")
 
 
 @pytest.mark.long
-def test_a_dit_with_an_encoder(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_dit_with_an_encoder(dit_systems, tmp_path_factory: pytest.TempPathFactory) -> None:
     """GLM-Image in two processes, from the shipped pipeline file."""
-    checkpoint = diffusion_checkpoint("glm-image")
-    run_directory = tmp_path_factory.mktemp("run")
-    pipeline = SHIPPED / "glm-image.yaml"
+    directory = tmp_path_factory.mktemp("run")
     fields = {"prompt": "a red fox", "seed": 3, "num_inference_steps": 3, "size": "64x64"}
-    answers = []
-    for flags in ([], ["--pipeline", str(pipeline)]):
-        jobs = f"--gateway-arg=--jobs-dir={run_directory / str(len(answers)) / 'jobs'}"
-        with running(checkpoint, run_directory / str(len(answers)), jobs, *flags) as system:
-            answer = httpx.post(f"{system.url}/v1/images/generations", json=fields, timeout=60)
-            answers.append(answer.raise_for_status().json()["data"])
-            if flags:
-                long = fields | {"prompt": "fox " * 5000}
-                refused = httpx.post(f"{system.url}/v1/images/generations", json=long, timeout=60)
-                assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
+    flags = [f"--gateway-arg=--jobs-dir={directory / 'jobs'}", "--pipeline", str(SHIPPED / "glm-image.yaml")]
+    with running(dit_systems.checkpoint("glm-image"), directory, *flags) as system:
+        answers = [
+            each.http.post("/v1/images/generations", json=fields).raise_for_status().json()["data"]
+            for each in (dit_systems.get("glm-image"), system)
+        ]
+        long = fields | {"prompt": "fox " * 5000}
+        refused = system.http.post("/v1/images/generations", json=long)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
     assert answers[0] == answers[1]

@@ -17,19 +17,25 @@ from tests.support.systems.stack import HANG_GUARD_S, Stack
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 WRITTEN = {"model": "gpt-4o-mini-transcribe", "language": "en"}
 SAME = 200  # characters: a random model goes on for thousands, and rounding in another batch changes one of them
+ENOUGH_TOKENS = 2 * SAME
 EVENTS = "conversation.item.input_audio_transcription"
 
 
 def transcript_of(stack: Stack, sound: np.ndarray, **form: str) -> dict[str, Any]:
-    """What `/v1/audio/transcriptions` writes of the very samples that the model hears."""
+    """How `/v1/audio/transcriptions` begins with the very samples that the model hears."""
     file = io.BytesIO()
     with wave.open(file, "wb") as writer:
         writer.setnchannels(1)
         writer.setsampwidth(2)
         writer.setframerate(16_000)
         writer.writeframes(heard(sound).tobytes())
-    files, asked = {"file": ("said.wav", file.getvalue())}, {"model": stack.model, **form}
-    return stack.http.post("/v1/audio/transcriptions", files=files, data=asked).raise_for_status().json()
+    files, asked = (
+        {"file": ("said.wav", file.getvalue())},
+        {"model": stack.model, "max_completion_tokens": ENOUGH_TOKENS, **form},
+    )
+    transcript = stack.http.post("/v1/audio/transcriptions", files=files, data=asked).raise_for_status().json()
+    assert len(transcript["text"]) >= SAME
+    return transcript
 
 
 async def written(client: RealtimeClient) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.answer import WholeAnswer, logprobs
-from gateway.answers.completion import CompletionRun, detokenize
+from gateway.answers.completion import CompletionRun, ask_tokenizer, detokenize
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
@@ -43,7 +43,9 @@ class CompletionRequest(WriterSampling):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
-    return_token_ids: bool | None = Field(default=None, description="accepted; /inference/v1/generate has the ids")
+    return_token_ids: bool | None = Field(
+        default=None, description="choices have token_ids, and prompt_token_ids; of a stream, the first chunk of each"
+    )
     user: Any = Field(default=None, description="accepted; without effect")
 
     @property
@@ -105,19 +107,21 @@ class Completions:
         self._head = {"id": request_id, "object": "text_completion", "created": created, "model": request.model}
 
     async def whole(self) -> Response:
-        echoes = await self._echoes()
+        echoes, prompt_ids = await self._echoes(), await self._prompt_ids()
         await drain(self._run.events(*self._asked))
         choices = [
             self._choice(answer, echoes[answer.index] + answer.text, self._entries(answer, 0), 0, has_ended=True)
+            | self._ids(answer, None, prompt_ids)
             for answer in self._run.answers
         ]
         return Json(self._head | {"choices": choices, "usage": self._run.usage()})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         options, echoes = self._request.stream_options or StreamOptions(), await self._echoes()
-        before = [len(echo) for echo in echoes]
+        prompt_ids, before = await self._prompt_ids(), [len(echo) for echo in echoes]
         head = self._head | ({"usage": None} if options.include_usage else {})
         sent = [0] * len(echoes)  # log-probabilities of each answer
+        sent_ids: list[int | None] = [None] * len(echoes)
         async with aclosing(self._run.events(*self._asked)) as events:
             async for answer, new in events:
                 if isinstance(new, PromptTokens):  # they come with the answer's first token
@@ -132,6 +136,8 @@ class Completions:
                 offset = before[answer.index] + len(answer.text) - len(text)
                 sent[answer.index] += len(entries)
                 choice = self._choice(answer, text, entries, offset, has_ended=new is None)
+                choice |= self._ids(answer, sent_ids[answer.index], prompt_ids)
+                sent_ids[answer.index] = len(answer.token_ids)
                 yield sse(head | {"choices": [choice]})
         if options.include_usage:
             yield sse(head | {"choices": [], "usage": self._run.usage()})
@@ -144,6 +150,25 @@ class Completions:
             return [""] * len(run.answers)
         texts = [each.text or await detokenize(self._gateway, each.token_ids.ids, "prompt") for each in run.prompts]
         return [text for text in texts for _ in range(run.count)]
+
+    async def _prompt_ids(self) -> list[list[int]]:
+        """Of each prompt; empty if nobody wants them."""
+        if not self._request.return_token_ids:
+            return []
+        return [await self._ids_of(prompt) for prompt in self._run.prompts]
+
+    async def _ids_of(self, prompt: thinker_pb2.RawPrompt) -> list[int]:
+        if not prompt.text:
+            return list(prompt.token_ids.ids)
+        message = thinker_pb2.TokenizeRequest(text=prompt.text)
+        return list((await ask_tokenizer(self._gateway, self._request.model, "Tokenize", message, "prompt")).token_ids)
+
+    def _ids(self, answer: WholeAnswer, begin: int | None, prompt_ids: Sequence[list[int]]) -> dict[str, Any]:
+        """Ids of a choice from its `begin`th token on; None: nothing of it was sent, so the prompt's come along."""
+        if not prompt_ids:
+            return {}
+        prompt = prompt_ids[answer.index // self._run.count] if begin is None else None
+        return {"token_ids": answer.token_ids[begin or 0 :], "prompt_token_ids": prompt}
 
     def _choice(
         self, answer: WholeAnswer, text: str, entries: Sequence[dict[str, Any]], offset: int, has_ended: bool
@@ -159,15 +184,17 @@ class Completions:
 
 
 def _tokens(entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any]:
-    """Log-probabilities as lists. `offset` is the first token's, in characters. A prompt's first token has none."""
+    """Log-probabilities as lists. `offset` is the first token's, in characters. A prompt's first token has none. Among
+    the alternatives is always the token itself, as OpenAI has it."""
     offsets = []
     for entry in entries:
         offsets.append(offset)
         offset += len(entry["token"])
     known = [None if math.isnan(entry["logprob"]) else entry for entry in entries]
+    tops = [entry and {each["token"]: each["logprob"] for each in (*entry["top_logprobs"], entry)} for entry in known]
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry and entry["logprob"] for entry in known],
-        "top_logprobs": [entry and {top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in known],
+        "top_logprobs": tops,
         "text_offset": offsets,
     }

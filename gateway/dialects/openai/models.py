@@ -26,12 +26,15 @@ _MAKES = {
 
 def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
     facts = _dit_facts(stage.info) if KINDS[stage.kind].is_diffusion else _answer_facts(gateway)
+    parent = gateway.catalog.parent_of(name)
     return {
         "id": name,
         "object": "model",
         "created": _STARTED,
         "owned_by": "quartet",
-        "parent": gateway.catalog.parent_of(name),
+        "root": parent or name,
+        "parent": parent,
+        "max_model_len": facts.get("max_context_tokens"),
         "quartet": facts,
     }
 

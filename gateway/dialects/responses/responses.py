@@ -117,7 +117,8 @@ class Responses:
             raise invalid("input", "required, but missing", "missing_required_parameter")
         response_id = new_id("resp")
         name = response_id if request.background else request_id
-        spec = ResponseSpec(request, tools, earlier, items, response_id, name, key, log_fields)
+        sampling = _sampling(self.gateway, request)
+        spec = ResponseSpec(request, tools, earlier, items, sampling, response_id, name, key, log_fields)
         log_fields |= {"response_id": response_id, "stream": bool(request.stream)}
         return ResponseRun(self.gateway, spec, self._keep)
 
@@ -126,8 +127,6 @@ class Responses:
             raise invalid("prompt", "no prompts are kept here; send instructions and input")
         if request.background and not request.is_stored:
             raise invalid("background", "only with store: it has to be got later")
-        if request.stream_options is not None and not request.stream:
-            raise invalid("stream_options", "only with stream: true")
         if request.conversation is not None and request.previous_response_id is not None:
             raise invalid("conversation", "says what previous_response_id says, too; send one of the two")
         if self.gateway.pipeline.config.thinker is None:
@@ -266,3 +265,15 @@ def _missing(param: str | None, what: str, name: str) -> ApiError:
     why = "it was deleted, has expired, was not stored, is another gateway's, or never was"
     reason = f"there is no {what} {name[:80]!r}; {why}"
     return ApiError(404, f"{label}{reason}", param, "not_found")
+
+
+def _sampling(gateway: Gateway, request: ResponseRequest) -> dict[str, float]:
+    """What `ResponseSpec.sampling` has."""
+    assert gateway.pipeline.config.thinker is not None, "a response of a pipeline without a thinker"
+    info = gateway.pipeline.info("thinker")
+    defaults = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    for name in ("temperature", "top_p"):
+        if info is not None and info.HasField(f"default_{name}"):
+            defaults[name] = getattr(info, f"default_{name}")
+    used = request.over(gateway.pipeline.config.thinker.sampling)
+    return {name: used.get(name, default) for name, default in defaults.items()}

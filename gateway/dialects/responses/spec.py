@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # of OpenAI's for 
 # Members of the object that are those of the request.
 _ECHOED = (
     *("instructions", "max_tool_calls", "model", "previous_response_id", "prompt_cache_key", "safety_identifier"),
-    *("temperature", "top_p", "user"),
+    "user",
 )
 
 
@@ -30,6 +30,7 @@ class ResponseSpec:
         tools: those of the request that are of use here.
         earlier: items before its own, each with the request's member that named them.
         items: its own.
+        sampling: `temperature`, `top_p`, `presence_penalty` and `frequency_penalty`, as they are used.
         request_id: names it in every stage.
         key: whose response it is; None where there are no keys.
         log: fields of the log line, filled in.
@@ -41,6 +42,7 @@ class ResponseSpec:
     tools: Tools
     earlier: Sequence[tuple[str, Item]]
     items: Sequence[Item]
+    sampling: Mapping[str, float]
     id: str
     request_id: str
     key: ApiKey | None
@@ -63,6 +65,7 @@ class ResponseSpec:
         failure = {"code": _CODES.get(error.status, "server_error"), "message": error.message} if error else None
         last = answers[-1] if answers else None
         return {name: getattr(request, name) for name in _ECHOED} | {
+            **self.sampling,
             "id": self.id,
             "object": "response",
             "created_at": self.created_at,

@@ -198,7 +198,8 @@ class Generation:
         yield DONE
 
     def _head(self) -> dict[str, Any]:
-        head: dict[str, Any] = {"request_id": self._id, "created": int(time.time())}
+        mode = self._request.output_mode or "tokens"
+        head: dict[str, Any] = {"request_id": self._id, "created": int(time.time()), "output_mode": mode}
         if self._run.speech is not None:
             head["speech"] = self._run.speech.facts()
         return head | ({"prompt_token_ids": self._request.token_ids} if self._request.return_token_ids else {})
@@ -228,8 +229,15 @@ async def _unless(stop: "asyncio.Future[Any]", work: Coroutine[Any, Any, Result]
 
 
 def _logprob(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
-    entry = {"token_id": token.token_id, "logprob": max(token.logprob, LEAST_LOGPROB), "rank": token.rank}
-    return entry | {"top_logprobs": [_logprob(other) for other in token.top]}
+    """As vLLM: among the alternatives is always the token itself."""
+    tops = list(token.top)
+    if token.token_id not in {other.token_id for other in tops}:
+        tops.append(token)
+    return _entry(token) | {"top_logprobs": [_entry(other) | {"top_logprobs": []} for other in tops]}
+
+
+def _entry(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
+    return {"token_id": token.token_id, "logprob": max(token.logprob, LEAST_LOGPROB), "rank": token.rank}
 
 
 def _prompt_logprobs(token: thinker_pb2.TokenLogprob) -> dict[str, dict[str, Any]] | None:

@@ -1,34 +1,21 @@
 """A stack of layers on one position of each row, with the kernels of this folder between its matrix products."""
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch.nn import functional as F
 
+from services.talker.attention import Attend, StepAttention
 from services.talker.kernels.draws import draw
 from services.talker.kernels.experts import run_moe_and_norm
 from services.talker.kernels.gates import silu_and_multiply
 from services.talker.kernels.noise import uniform
 from services.talker.kernels.norms import add_and_norm
 from services.talker.kernels.rotation import rotate_and_store
-from services.talker.layers import Angles, Attend, DecoderLayer, norm
+from services.talker.layers import Angles, DecoderLayer, norm
 from services.talker.moe import MlpWeights, run_mlp, run_moe
 from services.talker.steps import StepKernels
-
-
-class StepAttention(Protocol):
-    """Attention of one query a row, in two parts: `look` takes what `slots` gives, once keys and values are stored.
-
-    Attributes:
-        places: (rows,) or (1,) int64, the positions at which they are.
-    """
-
-    places: torch.Tensor
-
-    def slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]: ...
-
-    def look(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor: ...
 
 
 def run_layers(

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.rehearsal.support.guard import load_guard
-from tests.rehearsal.support.kernels import CONVOLUTIONS, FREE, PRODUCTS, WHOLE, attention_path, cost
+from tests.rehearsal.support.kernels import CONVOLUTIONS, FREE, PRODUCTS, WHOLE, attention_path, check_varlen, cost
 from tests.rehearsal.support.ledger import Kind, Ledger, Work
 from tests.rehearsal.support.stubs import H100, Machine, Properties, stubbed
 
@@ -135,6 +135,9 @@ class FakeGpu(TorchDispatchMode):
                 self._waits("a copy to the device")
         if name == "scaled_dot_product_attention":
             self._note_attention(args, options)
+        if name == "_varlen_attn":
+            check_varlen(self._machine.properties.major, args)
+            self.ledger.attention["in place"] += 1
         if name in CONVOLUTIONS:
             self.ledger.convolutions.add((tuple(args[0].shape), tuple(args[1].shape)))
         capturing = self._machine.capturing
@@ -162,6 +165,9 @@ class FakeGpu(TorchDispatchMode):
             self._track(each)
         if any(each.device.type == "cuda" for each in (*tensors, *outputs)):
             kernels, bytes_ = cost(name, args, tensors, outputs)
+            if name == "_varlen_attn":
+                self.ledger.work.add("around _varlen_attn", kernels - 1, 0)
+                kernels = 1
             self.ledger.work.add(name, kernels, bytes_)
         return args[0] if name.endswith("_") and tensors and isinstance(args[0], torch.Tensor) else out
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from tests.support.references.varlen import check
+
 # Views and the like: no kernel.
 _VIEWS = """view _unsafe_view expand slice select permute transpose t unsqueeze squeeze split split_with_sizes unbind
 as_strided alias detach unfold _reshape_alias diagonal narrow chunk view_as_real lift_fresh lift"""
@@ -51,12 +53,24 @@ def cost(
         used = min(weights.shape[0], rows.shape[0])
         read = used * weights.shape[1] * weights.shape[2] * weights.element_size()
         return 2, tensor_bytes(rows) + sum(map(tensor_bytes, outputs)) + read
+    if name == "_varlen_attn":  # of the cache, the longest that sequences may be; zeros, which nobody reads, besides
+        query, key, sequences, longest = args[0], args[1], args[3].numel() - 1, args[6]
+        read = 2 * sequences * longest * key.shape[1] * key.shape[2] * key.element_size()
+        return 2 + _copies_of_one_query(query, key, sequences, args[5]), 2 * tensor_bytes(query) + read
     if name == "rotate_and_store":  # of the cache, the new positions
         return 1, 2 * tensor_bytes(args[0])
     moved = sum(map(tensor_bytes, inputs)) + sum(map(tensor_bytes, written))
     if name == "scaled_dot_product_attention" and any(each.dtype == torch.bool for each in inputs):
         return 3, moved  # the mask becomes a bias
     return 1, moved
+
+
+def _copies_of_one_query(query: torch.Tensor, key: torch.Tensor, sequences: int, longest: int) -> int:
+    """Kernels besides attention where each sequence has one query, and heads share keys: the keys are split, and the
+    parts put together; queries, their copy for a backward pass and the result are copied to another order of heads."""
+    if longest > 1 or query.shape[1] == key.shape[1]:
+        return 0
+    return 1 if sequences == 1 else 4
 
 
 def attention_path(
@@ -73,3 +87,16 @@ def attention_path(
     if same_heads and query.stride(-1) == key.stride(-1) == 1:
         return "memory-efficient"
     return "MATH"
+
+
+def check_varlen(major: int, args: Sequence[Any]) -> None:
+    """Raises what torch raises for `torch_attn::_varlen_attn(*args)` on a GPU of compute capability `major`.
+
+    With a block table, torch 2.13 may leave rows of the result unwritten: that is refused here.
+    """
+    query, key, _, cu_seq_q, cu_seq_k, _, _, _, _, window, grouped, used, *paged = (*args, None, None)[:14]
+    if major < 8 or query.dtype not in _HALVES:
+        raise RuntimeError(f"flash attention of {query.dtype} on sm_{major}x")
+    if any(each is not None for each in paged):
+        raise NotImplementedError("block tables and splits")
+    check(query, key, cu_seq_q, cu_seq_k, used, grouped, tuple(window))

@@ -19,7 +19,7 @@ from tests.support.k8s.objects import PORTS, ROOT, Cluster, Object, pod_of, stag
 METRICS_PORT = 9464
 PIPELINE = ROOT / "gateway/pipelines/qwen3-omni-dit.yaml"
 # What the gateway has for its own cluster: probes, metrics, profiles, the page, the reference.
-INSIDE = {"/health", "/ready", "/metrics", "/start_profile", "/stop_profile", "/", "/page/{name}"}
+INSIDE = {"/health", "/ready", "/metrics", "/version", "/load", "/start_profile", "/stop_profile", "/", "/page/{name}"}
 INSIDE |= {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
 
 

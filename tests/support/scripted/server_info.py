@@ -14,6 +14,7 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
         self.info.thinker.input_modalities.extend(["audio", "image"])
         self.info.thinker.kv_block_tokens, self.info.thinker.kv_blocks = 16, 100
+        self.info.thinker.default_temperature, self.info.thinker.default_top_p = 0.75, 0.875
         if stage == "dit":
             self.info.model = "scripted-dit"
             self.info.dit.CopyFrom(PICTURES)

@@ -107,10 +107,9 @@ def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb
     deltas = [thinker_pb2.GenerateDelta(text=text, token_ids=[i]) for i, text in enumerate(PIECES)]
     if script.logprobs:
         for delta in deltas:
-            top = [thinker_pb2.TokenLogprob(token="x", token_bytes=b"x", logprob=-0.5)]
-            token = thinker_pb2.TokenLogprob(token=delta.text, token_bytes=delta.text.encode(), logprob=-0.5)
-            token.top.extend(top)
-            delta.logprobs.append(token)
+            text, token_id = delta.text.encode(), delta.token_ids[0]
+            token = delta.logprobs.add(token_id=token_id, token=delta.text, token_bytes=text, logprob=-0.5)
+            token.top.add(token_id=120, token="x", token_bytes=b"x", logprob=-0.5)
     return deltas, thinker_pb2.FINISH_REASON_LENGTH if script.too_long else thinker_pb2.FINISH_REASON_STOP
 
 

@@ -1,0 +1,89 @@
+"""Grammars that compile, but that no text fits: a schema that points to itself, with no way out."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import StructuredOutputsParams
+
+_PLACE = re.compile(r"^.*?\[\d\d:\d\d:\d\d\] \S+:\d+: ", re.DOTALL)  # in XGrammar's source
+
+
+def reason(error: Exception) -> str:
+    """Why a grammar is refused: the first cause, without places in the compiler's source."""
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return _PLACE.sub("", str(cause)).strip() or str(error)
+
+
+def check_allows_text(params: "StructuredOutputsParams") -> None:
+    """Raises ValueError: the schemas compile, but no text that ends fits one of them."""
+    from xgrammar import Grammar
+
+    grammars: list[Grammar] = []
+    if isinstance(params.json, str) and params._backend == "xgrammar":
+        grammars = [Grammar.from_json_schema(params.json)]
+    elif params.structural_tag is not None:
+        tag = json.loads(params.structural_tag)
+        formats = tag["format"].get("elements", [tag["format"]])
+        grammars = [Grammar.from_structural_tag(json.dumps(tag | {"format": each})) for each in formats]
+    if not all(_ends(str(grammar)) for grammar in grammars):
+        raise ValueError("no text that ends fits it: a part of it always needs itself again")
+
+
+_STRING = r'"(?:\\.|[^"\\])*"'
+# The second kind is what XGrammar prints as Regex("...", ...).
+_TOKEN = re.compile(
+    rf'{_STRING}|\w+\((?:{_STRING}|[^")])*\)|\[(?:\\.|[^\]\\])*\]'
+    r"|\{\s*(\d+)[^}]*\}|([A-Za-z_][\w.]*)|::=|[()|*+?=]"
+)
+
+Ways = set[frozenset[str]]
+"""Sets of rules of a grammar. A text ends if all rules of one of them do."""
+_FREE: Ways = {frozenset()}
+_MOST_WAYS = 1000  # more are not looked at: then a text is taken to end
+
+
+def _ends(ebnf: str) -> bool:
+    """Whether any text of a grammar, as XGrammar prints it, ends."""
+    rules = dict(line.split(" ::= ", 1) for line in ebnf.splitlines() if " ::= " in line)
+    needed = {name: _alternatives(body) for name, body in rules.items()}
+    ending: set[str] = set()
+    before = -1
+    while before < len(ending):
+        before = len(ending)
+        for name, ways in reversed(needed.items()):  # rules mostly need later ones
+            if any(way <= ending for way in ways):
+                ending.add(name)
+    return "root" in ending
+
+
+def _alternatives(body: str) -> Ways:
+    ways, _ = _choice(list(_TOKEN.finditer(body)), 0)
+    return ways
+
+
+def _choice(tokens: Sequence[re.Match[str]], at: int) -> tuple[Ways, int]:
+    """The ways of the alternatives from token `at` on; and where they end."""
+    ways: Ways = set()
+    current, before_last = _FREE, _FREE
+    while at < len(tokens) and tokens[at][0] != ")":
+        token, least, name = tokens[at].group(0, 1, 2)
+        at += 1
+        if token == "|":
+            ways, current = ways | current, _FREE
+        elif least is not None or token in ("*", "+", "?"):
+            if least == "0" or token in ("*", "?"):  # what stands before it may be absent
+                current = before_last
+        else:
+            inner = {frozenset({name})} if name else _FREE
+            if token == "(":
+                inner, at = _choice(tokens, at)
+                at += 1
+            before_last, current = current, {one | other for one in current for other in inner}
+            if len(current) > _MOST_WAYS:
+                current = _FREE
+    return ways | current, at

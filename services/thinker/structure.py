@@ -1,0 +1,128 @@
+"""The grammar of an answer: what its text must be, by the request's structure and by its choice of tools."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quartet.v1 import thinker_pb2
+from services.common.errors import InvalidInput, require
+from services.thinker.family import ToolCallMarkers
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import StructuredOutputsParams
+
+ToolChoice = thinker_pb2.ToolChoice
+Format = Mapping[str, Any]
+"""Of XGrammar's structural tags."""
+
+_DATA = frozenset(("const", "default", "enum", "examples"))  # whose values are no schemas
+_BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
+
+
+def forced_schema(mode: thinker_pb2.ToolChoice.Mode, name: str, tools: Sequence[dict[str, Any]]) -> str | None:
+    """The JSON schema of the call that a choice of `tools`, as chat templates take them, forces; None: it forces none.
+
+    `name` is the tool of MODE_FUNCTION. Raises InvalidInput: there is no such tool.
+    """
+    if mode not in (ToolChoice.MODE_REQUIRED, ToolChoice.MODE_FUNCTION):
+        return None
+    parameters = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    require(parameters, "tool_choice", "forces a call, but there are no tools")
+    if mode == ToolChoice.MODE_FUNCTION:
+        require(name in parameters, "tool_choice.name", f"'{name}' is not one of the tools {sorted(parameters)}")
+        parameters = {name: parameters[name]}
+    # XGrammar follows pointers through objects, not through lists.
+    places = {tool: f"arguments_{i}" for i, tool in enumerate(parameters)}
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": tool}, "arguments": {"$ref": f"#/$defs/{place}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool, place in places.items()
+    ]
+    arguments = {
+        place: {"type": "object", **_moved(parameters[tool], f"#/$defs/{place}")} for tool, place in places.items()
+    }
+    return json.dumps({"anyOf": calls, "$defs": arguments})
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """`schema`, whose pointers begin at its own root, for a place in another one that `root` points to."""
+    if isinstance(schema, list):
+        return [_moved(each, root) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+            moved[key] = root + value[1:]
+        elif key in _BY_NAME and isinstance(value, dict):
+            moved[key] = {name: _moved(each, root) for name, each in value.items()}
+        else:
+            moved[key] = value if key in _DATA else _moved(value, root)
+    return moved
+
+
+def calls_of(tools: Sequence[dict[str, Any]], markers: ToolCallMarkers) -> Format:
+    """One or more calls of `tools` between markers, each `{"name": ..., "arguments": {...}}`."""
+    tags = [
+        {
+            "type": "tag",
+            "begin": f'{markers.opening}\n{{"name": {json.dumps(tool["function"]["name"])}, "arguments": ',
+            "content": _schema_format({"type": "object", **(tool["function"].get("parameters") or {})}),
+            "end": f"}}\n{markers.closing}",
+        }
+        for tool in tools
+    ]
+    return {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+
+
+def structure_of(
+    request: thinker_pb2.SamplingParameters, forced: str | None, calls: Format | None
+) -> "StructuredOutputsParams | None":
+    """vLLM's form of the grammar of an answer; None: it is free.
+
+    Args:
+        forced: JSON schema of a forced call. It goes before the request's structure, which is for an answer.
+        calls: what may be written instead of the answer that the request describes; None: nothing.
+
+    Raises:
+        InvalidInput: names the field.
+    """
+    from vllm.sampling_params import StructuredOutputsParams
+
+    kind = request.WhichOneof("structure")
+    if forced is not None:
+        return StructuredOutputsParams(json=forced)
+    if kind is None or (kind == "json_object" and not request.json_object):
+        return None
+    schema = read_object("sampling.json_schema", request.json_schema) if kind == "json_schema" else {"type": "object"}
+    if calls is not None:
+        answers: dict[str, Format] = {
+            "json_schema": _schema_format(schema),
+            "json_object": _schema_format(schema),
+            "regex": {"type": "regex", "pattern": request.regex},
+            "grammar": {"type": "grammar", "grammar": request.grammar},
+        }
+        format_ = {"type": "or", "elements": [answers[kind], calls]}
+        return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
+    if kind == "json_schema":
+        return StructuredOutputsParams(json=request.json_schema)
+    return StructuredOutputsParams(**{kind: getattr(request, kind)})  # vLLM has the same names
+
+
+def _schema_format(schema: Mapping[str, Any]) -> Format:
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def read_object(field: str, text: str) -> dict[str, Any]:
+    """The JSON object in `text`. Raises InvalidInput, which names `field`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(field, f"is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(field, "must be a JSON object")
+    return value

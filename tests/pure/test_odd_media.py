@@ -1,0 +1,159 @@
+"""Odd but valid files, made here: gateway, thinker and dit take them, and the model gets what people see and hear."""
+
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gateway.listening.speech_windows import decoded as pcm16
+from gateway.media.check import check
+from gateway.settings import GatewaySettings
+from services.common.errors import InvalidInput, InvalidMedia
+from services.common.media import MediaError
+from services.diffusion.config import PipelineSettings
+from services.diffusion.images import decode_files
+from services.thinker.config import ThinkerSettings
+from services.thinker.conversation import MediaFile
+from services.thinker.media import decode_audio, decode_image, decode_video
+from tests.support.samples.odd_images import BLOCK, IMAGES, LOSSY, PICTURE, OddImage, chunk, exif, png, saved
+from tests.support.samples.odd_sounds import SOUNDS, OddSound
+from tests.support.samples.odd_videos import FRAMES, VIDEOS, OddVideo
+
+GATEWAY = GatewaySettings(pipeline=Path("unused.yaml"))
+THINKER = ThinkerSettings(model="unused")
+DIT = PipelineSettings(model="unused")
+
+
+def unlike(got: np.ndarray, shown: np.ndarray, tolerance: int, block: int = BLOCK) -> str:
+    """How the pixels differ; "" if they do not."""
+    if got.shape != shown.shape:
+        return f"{got.shape} instead of {shown.shape}"
+    off = np.abs(got.astype(int) - shown)
+    if tolerance >= LOSSY:
+        inner = np.arange(max(off.shape)) % block
+        inner = (inner >= block // 4) & (inner < block - block // 4)
+        off = off[inner[: len(off)]][:, inner[: off.shape[1]]]
+    off = int(off.max())
+    return f"{off} levels off" if off > tolerance else ""
+
+
+def failures(part: Callable[[], Iterable[Any]], fault: Callable[[Any], str]) -> dict[str, str]:
+    """By the name of each file of `part` that has one: the fault."""
+    found: dict[str, str] = {}
+    for each in part():
+        try:
+            found[each.name] = fault(each)
+        except (MediaError, InvalidInput) as refusal:
+            found[each.name] = str(refusal)
+    assert found
+    return {name: fault for name, fault in found.items() if fault}
+
+
+@pytest.mark.parametrize("part", IMAGES)
+def test_images_are_what_viewers_show(part: Callable[[], Iterable[OddImage]]) -> None:
+    def fault(image: OddImage) -> str:
+        check("image", image.data, GATEWAY)
+        seen = decode_image(MediaFile("image", image.data, "image"), THINKER)
+        (made_from,), _ = decode_files([("images[0]", image.data)], DIT)
+        assert not seen.getexif()
+        assert not made_from.getexif()
+        shown = [unlike(np.asarray(each), image.shown, image.tolerance) for each in (seen, made_from)]
+        return ", ".join(filter(None, shown))
+
+    assert not failures(part, fault)
+
+
+def decoded(data: bytes) -> np.ndarray:
+    return np.asarray(decode_image(MediaFile("image", data, "image"), THINKER))
+
+
+@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 1}, {"optimize": True}], ids=str)
+def test_a_jpeg_that_was_cut_is_refused_unless_all_of_its_picture_is_there(options):
+    noise = np.random.default_rng(0).integers(0, 255, PICTURE.shape, dtype=np.uint8)
+    data = saved(Image.fromarray(noise), "JPEG", **options)
+    whole = decoded(data)
+    np.testing.assert_array_equal(decoded(data[:-2]), whole)
+    for cut in range(3, 200):
+        with pytest.raises(InvalidMedia, match="image: the file is c"):
+            decoded(data[:-cut])
+
+
+def test_damaged_exif_is_no_fault_of_the_picture():
+    random = np.random.default_rng(0)
+    block = exif(6)
+    block[0x010F] = "maker"
+    for _ in range(300):
+        damaged = bytearray(block.tobytes())
+        for place in random.integers(6, len(damaged), 3):
+            damaged[place] = random.integers(256)
+        data = saved(Image.fromarray(PICTURE), "JPEG", exif=bytes(damaged))
+        check("image", data, GATEWAY)
+        assert sorted(decoded(data).shape) == [3, 32, 48]
+
+
+@pytest.mark.parametrize(
+    "data", [b"nonsense", png(PICTURE.reshape(32, -1), (48, 32), 8, 2)[:99], b"BM", b"\xff\xd8\xff"]
+)
+def test_a_broken_image_is_refused_in_words_for_people(data):
+    with pytest.raises(MediaError) as refused:
+        check("image", data, GATEWAY)
+    for decode in (
+        lambda: decode_image(MediaFile("image", data, "messages[0].content[1]"), THINKER),
+        lambda: decode_files([("messages[0].content[1]", data)], DIT),
+    ):
+        with pytest.raises(InvalidMedia) as caught:
+            decode()
+        assert str(caught.value) == f"messages[0].content[1]: {refused.value}"
+    assert str(refused.value) == (
+        "the file is corrupt or cut off, or is no image of these formats: PNG, JPEG, WEBP, GIF, BMP"
+    )
+
+
+def test_an_image_with_more_pixels_than_pillow_takes_is_called_too_large():
+    head = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", b"") + chunk(b"IEND", b"")
+    with pytest.raises(MediaError, match="more pixels than the 64000000 allowed"):
+        check("image", data, GATEWAY)
+
+
+def unheard(got: np.ndarray, sound: OddSound) -> str:
+    """How the samples differ from what is played; "" if they do not. Lossy codecs may delay a sound, and add to it."""
+    more_s = len(got) / 16_000 - len(sound.played) / 16_000
+    if not -0.001 - sound.slack_s <= more_s <= 0.001 + sound.slack_s:
+        return f"{more_s:.3f} s too long"
+    if sound.slack_s:
+        spectra = (np.abs(np.fft.rfft(samples, 1 << 17)) for samples in (got, sound.played))
+        one, other = (spectrum / np.linalg.norm(spectrum) for spectrum in spectra)
+        off = 1 - float(one @ other)
+    else:
+        got = got[: len(sound.played)]
+        off = float(np.square(got - sound.played[: len(got)]).sum() / np.square(sound.played).sum())
+    return f"{off:.1e} of its power off" if off > max(sound.tolerance, 1e-8) else ""
+
+
+@pytest.mark.parametrize("part", SOUNDS)
+def test_sounds_are_what_players_play(part: Callable[[], Iterable[OddSound]]) -> None:
+    def fault(sound: OddSound) -> str:
+        check("audio", sound.data, GATEWAY)
+        heard = decode_audio(MediaFile("audio", sound.data, "sound"), 16_000, THINKER)
+        transcribed = np.frombuffer(b"".join(pcm16(sound.data)), "<i2") / np.float32(32768)
+        np.testing.assert_allclose(transcribed, heard.clip(-1, 1), atol=1 / 32768)
+        return unheard(heard, sound)
+
+    assert not failures(part, fault)
+
+
+@pytest.mark.parametrize("part", VIDEOS)
+def test_videos_are_what_players_show(part: Callable[[], Iterable[OddVideo]]) -> None:
+    def fault(video: OddVideo) -> str:
+        check("video", video.data, GATEWAY)
+        seen = decode_video(MediaFile("video", video.data, "video"), 16_000, lambda total, _: np.arange(total), THINKER)
+        assert len(seen.frames) >= FRAMES
+        shown = {unlike(frame, video.shown, video.tolerance, 2 * BLOCK) for frame in seen.frames}
+        return ", ".join(filter(None, shown))
+
+    assert not failures(part, fault)
