@@ -113,7 +113,7 @@ async def test_own_names_come_first():
 
 @pytest.fixture
 def aliased(gateway, monkeypatch):
-    aliases = ["gpt-5*=scripted", "gpt-*=gone", "whisper-1=scripted", "claude-*=scripted"]
+    aliases = ["scripted=gone", "gpt-5*=scripted", "gpt-*=gone", "whisper-1=scripted", "claude-*=scripted"]
     own = gateway.app.state.gateway
     monkeypatch.setattr(own, "catalog", Catalog(own.pipeline, None, aliases))
     return gateway
@@ -124,6 +124,7 @@ async def test_an_alias_is_the_model_everywhere(aliased):
     answers = [
         await post("/v1/chat/completions", json={"model": "gpt-5-mini", "messages": MESSAGES}),
         await post("/v1/completions", json={"model": "gpt-5", "prompt": "hi"}),
+        await post("/v1/completions", json={"model": "scripted", "prompt": "hi"}),
         await post("/v1/responses", json={"model": "claude-x", "input": "hi"}),
         await post("/inference/v1/generate", json={"model": "gpt-5", "token_ids": [1]}),
         await post("/tokenize", json={"model": "gpt-5", "prompt": "hi"}),
@@ -132,7 +133,7 @@ async def test_an_alias_is_the_model_everywhere(aliased):
         await aliased.http.get("/v1/models/gpt-5"),
     ]
     assert [answer.status_code for answer in answers] == [200] * len(answers)
-    assert [answers[i].json()["model"] for i in (0, 1, 2)] == ["scripted"] * 3
+    assert [answers[i].json()["model"] for i in range(4)] == ["scripted"] * 4
     assert answers[-1].json()["id"] == "scripted"
     listed = (await aliased.http.get("/v1/models")).json()["data"]
     assert [model["id"] for model in listed] == ["scripted"]

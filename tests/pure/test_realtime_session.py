@@ -437,3 +437,12 @@ def test_whatever_a_client_sends_is_merged_or_refused(patch, response):
     means = [name for name in dir(Session) if isinstance(getattr(Session, name), property)]
     assert len([getattr(session, name) for name in means]) >= 12
     assert session.updated({}).config == session.config
+
+
+@pytest.mark.parametrize(
+    ("patch", "param"), [({"audio": 5}, "session.audio"), ({"audio": {"input": []}}, "session.audio.input")]
+)
+def test_what_is_no_object_is_told_so(patch, param):
+    with pytest.raises(RealtimeError) as caught:
+        Session.new("m").updated(patch)
+    assert (caught.value.param, caught.value.message) == (param, f"{param}: must be an object")

@@ -68,11 +68,15 @@ INSIDES = re.compile(
 WRONG = (5, "x", [], {}, True, [5], {"a": 5}, [{"type": "x"}], [{"role": "x"}], [{"role": "user", "content": 5}], 5.5)
 
 
-def refusal(model: type[BaseModel], body: dict[str, Any]) -> ApiError | None:
-    try:
-        validated_json(model, json.dumps(body))
-    except ApiError as error:
-        return error
+def refusals(model: type[BaseModel], body: dict[str, Any]) -> list[ApiError]:
+    """That of a body, and that of an object within another."""
+    found: list[ApiError] = []
+    for validate in (lambda: validated_json(model, json.dumps(body)), lambda: validated(model, body)):
+        try:
+            validate()
+        except ApiError as error:
+            found.append(error)
+    return found
 
 
 def stands(param: str, body: Any) -> bool:
@@ -89,7 +93,7 @@ def stands(param: str, body: Any) -> bool:
 def test_a_refusal_names_a_member_as_the_client_wrote_it(model):
     members = [field.alias or name for name, field in model.model_fields.items()]
     bodies = [(member, REQUESTS[model] | {member: wrong}) for member in members for wrong in WRONG]
-    refused = [(member, body, error) for member, body in bodies if (error := refusal(model, body)) is not None]
+    refused = [(member, body, error) for member, body in bodies for error in refusals(model, body)]
     assert refused
     for member, body, error in refused:
         assert error.message.startswith(f"{error.param}: "), error.message
