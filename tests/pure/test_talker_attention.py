@@ -89,7 +89,7 @@ def faults() -> dict[str, Callable[..., torch.Tensor]]:
 
 
 def farther(cache: KeyValueCache, places: torch.Tensor, advances: torch.Tensor, length: int) -> StepAttention:
-    return DecodeAttention(cache, places + 1, advances, length)
+    return DecodeAttention(cache, (places + 1).clamp(max=length - 1), advances, length)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -88,7 +88,8 @@ def check_varlen(major: int, args: Sequence[Any]) -> None:
 
     With a block table, torch 2.13 may leave rows of the result unwritten: that is refused here.
     """
-    query, key, _, cu_seq_q, cu_seq_k, _, _, _, _, window, grouped, used, *paged = (*args, None, None)[:14]
+    given: list[Any] = [*args, None, None]  # defaults at the end are left out
+    query, key, _, cu_seq_q, cu_seq_k, _, _, _, _, window, grouped, used, *paged = given
     if major < 8 or query.dtype not in _HALVES:
         raise RuntimeError(f"flash attention of {query.dtype} on sm_{major}x")
     if any(each is not None for each in paged):
