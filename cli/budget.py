@@ -27,7 +27,8 @@ THINKER_PEER_BYTES = 3 * GIB // 4  # of each GPU of several: NCCL's and all-redu
 MOST_CONTEXTS = 64  # longest requests that the cache is made for: a small model's would have millions of KV blocks
 
 # Talker: cuBLAS's workspaces; activations of 512 prompt positions, each of which may go through all experts; a graph of
-# about 1,200 kernels for each power of two of rows and of positions.
+# about 1,200 kernels for each power of two of rows and of positions. Where attention is in place, positions make no
+# graphs; but that is known only once the talker has tried it (`services.talker.varlen.refusal`).
 TALKER_ENGINE_BYTES = GIB
 TALKER_GRAPH_BYTES = 22 * MIB
 TALKER_SHORTEST_GRAPH = 256  # positions

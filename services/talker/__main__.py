@@ -15,7 +15,7 @@ from services.talker.execution import (
     choices,
     compiles_predictor,
     experts,
-    lacks_for_varlen,
+    lacks_in_place,
     step_kernels,
 )
 from services.talker.family import TalkerFamily
@@ -61,7 +61,7 @@ def load(settings: TalkerSettings) -> tuple[TalkerFamily, TalkerRunner]:
     family, model = load_talker(settings.model, device, dtype)
     positions = min(settings.max_context_positions, model.spec.max_positions)
     accelerator, named = Accelerator.of(device), str(model.dtype).removeprefix("torch.")
-    lack = lacks_for_varlen(settings.compile, accelerator, named)
+    lack = lacks_in_place(settings.compile, accelerator, named)
     if not lack:
         lack = refusal(cache_attention(lack), model.spec.talker, positions + 1, model.dtype, device)
     log_choices(choices(settings, accelerator, named, lack))

@@ -193,19 +193,22 @@ def _one_query(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, ma
     return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).flatten(1, 2)
 
 
+Steps = Callable[[KeyValueCache, torch.Tensor, torch.Tensor, int], StepAttention]
+"""Makes what DecodeAttention is, of its arguments."""
+
+
 @dataclass(frozen=True)
 class CacheAttention:
     """How prompts and steps look at the talker's cache.
 
     Attributes:
         prompts: attention of chunks in order of their slots, as PrefillAttention.
-        steps: as DecodeAttention.
         heads_inside: of the cache's memory (`KeyValueCache.zeros`).
         has_lengths: what a step costs depends on its `length`; else on how far each slot looks, whatever `length` is.
     """
 
     prompts: Callable[[KeyValueCache, Sequence[PromptChunk], int], Attend] = PrefillAttention
-    steps: Callable[[KeyValueCache, torch.Tensor, torch.Tensor, int], StepAttention] = DecodeAttention
+    steps: Steps = DecodeAttention
     heads_inside: bool = False
     has_lengths: bool = True
 

@@ -11,7 +11,7 @@ from services.talker.attention import SDPA, CacheAttention
 from services.talker.config import TalkerSettings
 from services.talker.moe import RunExperts, grouped_experts, static_experts
 from services.talker.steps import TORCH, StepKernels
-from services.talker.varlen import varlen_attention
+from services.talker.varlen import in_place_attention
 
 # Compute capabilities, by their major number, for which torch has a kernel for grouped products of bfloat16 matrices.
 # For others, and other dtypes, it copies the groups' ends to the host, which no graph can hold (torch 2.13).
@@ -58,26 +58,27 @@ def step_kernels(compile: str, accelerator: Accelerator | None) -> StepKernels:
     return FUSED
 
 
-def lacks_for_varlen(compile: str, accelerator: Accelerator | None, dtype: str) -> str | None:
-    """Why attention to the cache is torch's SDPA; None: it is flash attention over the cache in place."""
-    if accelerator is None:
-        return "a CPU has none"
-    if compile == "off":
-        return "--compile=off"
-    if accelerator.gfx:
-        return "ours has run on no GPU of AMD"
-    if accelerator.capability < (8, 0):
+def lacks_in_place(compile: str, accelerator: Accelerator | None, dtype: str) -> str | None:
+    """Why attention to the cache is torch's SDPA; None: it looks at the cache in place, wherever a slot ends.
+
+    Prompts do by torch's flash attention, steps by a kernel of ours.
+    """
+    if accelerator is not None and not accelerator.gfx and accelerator.capability < (8, 0):
         return "flash attention needs sm_80"
-    return None if dtype in ("bfloat16", "float16") else f"flash attention has no {dtype}"
+    if dtype not in ("bfloat16", "float16"):
+        return f"flash attention has no {dtype}"
+    return _lacks_for_fusing(compile, accelerator)
 
 
 def cache_attention(lack: str | None) -> CacheAttention:
-    """`lack` is that of `lacks_for_varlen`, or what a probe on the device found (`varlen.refusal`)."""
+    """`lack` is that of `lacks_in_place`, or what a probe on the device found (`varlen.refusal`)."""
     if lack:
         return SDPA
     from torch.nn.attention.varlen import varlen_attn  # takes seconds to import
 
-    return varlen_attention(varlen_attn)
+    from services.talker.kernels.attention import InPlaceDecode
+
+    return in_place_attention(varlen_attn, InPlaceDecode)
 
 
 def choices(
@@ -99,8 +100,8 @@ def choices(
         moe = Choice("moe", "grouped matrix products", f"torch has a kernel for {where}")
     lack = _lacks_for_fusing(settings.compile, accelerator)
     kernels = Choice("kernels", "torch's" if lack else "fused (Triton)", lack or "--compile=off is without them")
-    lack = lacks_for_varlen(settings.compile, accelerator, dtype) or refused
-    attention = Choice("attention", "flash, over the cache in place", "it agrees with torch's SDPA, or that is taken")
+    lack = lacks_in_place(settings.compile, accelerator, dtype) or refused
+    attention = Choice("attention", "over the cache in place", "if it agrees with SDPA at the start")
     if lack:
-        attention = Choice("attention", "SDPA: flash, memory-efficient", f"flash over the cache in place: {lack}")
+        attention = Choice("attention", "SDPA: flash, memory-efficient", f"not over the cache in place: {lack}")
     return step, moe, kernels, attention

@@ -1,8 +1,8 @@
-"""Attention over the cache in place, by flash attention over sequences of various lengths: no masks, no copies of keys.
+"""Attention of prompts over the cache in place, by flash attention over sequences of various lengths: one call for all
+pieces, without masks or copies of keys.
 
 A slot is a sequence. `cu_seq_k` has where each begins, `seqused_k` how many of its positions count. There is no block
-table: with one, torch 2.13 may leave rows unwritten (pytorch/pytorch issue 194167). Nor is `varlen_attn_out` used:
-where query heads share a key-value head, it writes one query a sequence to a copy.
+table: with one, torch 2.13 may leave rows unwritten (pytorch/pytorch issue 194167).
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import torch
 
-from services.talker.attention import SDPA, CacheAttention, KeyValueCache, PromptChunk, RowAttention
+from services.talker.attention import SDPA, CacheAttention, KeyValueCache, PromptChunk, Steps
 from services.talker.family import TransformerSpec
 
 VarlenAttn = Callable[..., torch.Tensor]
@@ -20,8 +20,8 @@ VarlenAttn = Callable[..., torch.Tensor]
 _TOLERANCE = 0.05  # of the probe: bfloat16 rounds to 1/256, and values are about 1
 
 
-def varlen_attention(run: VarlenAttn) -> CacheAttention:
-    return CacheAttention(partial(VarlenPrefill, run), partial(VarlenDecode, run), heads_inside=True, has_lengths=False)
+def in_place_attention(run: VarlenAttn, steps: Steps) -> CacheAttention:
+    return CacheAttention(partial(VarlenPrefill, run), steps, heads_inside=True, has_lengths=False)
 
 
 class VarlenPrefill:
@@ -49,25 +49,6 @@ class VarlenPrefill:
         sizes = self._queries, self._keys, self._longest, self._furthest
         causal = (-1, 0)
         return self._run(query, keys, values, *sizes, window_size=causal, enable_gqa=True, seqused_k=self._used)
-
-
-class VarlenDecode(RowAttention):
-    """As DecodeAttention. Each slot looks as far as its own place, whatever `length` is; one that does not advance, at
-    its first position."""
-
-    def __init__(
-        self, run: VarlenAttn, cache: KeyValueCache, places: torch.Tensor, advances: torch.Tensor, length: int
-    ) -> None:
-        super().__init__(cache, places)
-        self._run, self._positions = run, cache.keys.shape[3]
-        self._queries = torch.arange(len(places) + 1, dtype=torch.int32, device=places.device)
-        self._keys = self._queries * self._positions
-        self._used = (places * advances + 1).int()
-
-    def look(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        # Without a window: with one, even a causal one, torch does not share out the keys of a query among the GPU.
-        sizes = self._queries, self._keys, 1, self._positions
-        return self._run(query, _tokens(keys), _tokens(values), *sizes, enable_gqa=True, seqused_k=self._used)
 
 
 def _tokens(slots: torch.Tensor) -> torch.Tensor:

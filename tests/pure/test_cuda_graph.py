@@ -8,6 +8,7 @@ import torch
 
 from services.common.engine.device import Accelerator, CudaGraphs, captures, engine_device
 from services.talker import execution as talker_execution
+from services.talker.attention import SDPA
 from services.talker.config import TalkerSettings
 from services.talker.graphs import StepGraphs, StepShape
 from services.talker.moe import grouped_experts, static_experts
@@ -163,6 +164,32 @@ class TestExecution:
         assert name in moe.reason
         assert dtype in moe.reason
         assert not captures("off", accelerator)
+
+    @pytest.mark.parametrize(
+        ("accelerator", "compile", "dtype", "said"),
+        [
+            (Accelerator("H100", (9, 0), 0), "auto", "bfloat16", None),
+            (Accelerator("H100", (9, 0), 0), "auto", "float16", None),
+            (Accelerator("H100", (9, 0), 0), "off", "bfloat16", "--compile=off"),
+            (Accelerator("H100", (9, 0), 0), "auto", "float32", "flash attention has no float32"),
+            (Accelerator("T4", (7, 5), 0), "auto", "float16", "flash attention needs sm_80"),
+            (Accelerator("MI300X", (9, 4), 0, "gfx942"), "auto", "bfloat16", "ours have run on no GPU of AMD"),
+        ],
+        ids=lambda value: getattr(value, "name", value),
+    )
+    def test_attention_is_in_place_where_it_can_be(
+        self, accelerator: Accelerator, compile: str, dtype: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(talker_execution, "_triton_lacks", lambda: None)
+        assert talker_execution.lacks_in_place(compile, accelerator, dtype) == said
+        settings = TalkerSettings(model="a", compile=compile)
+        for refused in (None, "differs here by 2"):
+            attention = talker_execution.choices(settings, accelerator, dtype, refused)[-1]
+            assert attention.part == "attention"
+            is_sdpa = bool(said or refused)
+            assert attention.path == ("SDPA: flash, memory-efficient" if is_sdpa else "over the cache in place")
+            assert (said or refused or "agrees with SDPA") in attention.reason
+        assert talker_execution.cache_attention(said or "a reason") is SDPA
 
     def test_a_cpu_captures_nothing_and_compiles_when_told_to(self):
         assert not talker_execution.compiles_predictor("auto", None)

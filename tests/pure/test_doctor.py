@@ -96,7 +96,7 @@ def test_every_gpu_has_its_paths(architecture: str, monkeypatch: pytest.MonkeyPa
         "step": "CUDA graphs",
         "moe": "grouped matrix products" if grouped else "static matrix products",
         "kernels": "fused (Triton)",
-        "attention": "flash, over the cache in place",
+        "attention": "over the cache in place",
     }
     assert told["code2wav"]["step"] == "CUDA graphs"
     assert told["dit"]["attention"] == "native"

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from services.talker.attention import SDPA, CacheAttention, KeyValueCache, PromptChunk
+from services.talker.attention import SDPA, CacheAttention, DecodeAttention, KeyValueCache, PromptChunk, StepAttention
 from services.talker.family import TransformerSpec
-from services.talker.varlen import refusal, varlen_attention
+from services.talker.varlen import in_place_attention, refusal
 from tests.support.references.varlen import varlen_attn
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 8
 SIZES = TransformerSpec(1, 48, HEADS, KV_HEADS, WIDTH, 48, 64, 1e-6, 1e6, "silu")
 CPU = torch.device("cpu")
-IN_PLACE = varlen_attention(varlen_attn)
+IN_PLACE = in_place_attention(varlen_attn, DecodeAttention)
 
 
 def piece(slot: int, begin: int, end: int) -> PromptChunk:
@@ -88,9 +88,15 @@ def faults() -> dict[str, Callable[..., torch.Tensor]]:
     }
 
 
+def farther(cache: KeyValueCache, places: torch.Tensor, advances: torch.Tensor, length: int) -> StepAttention:
+    return DecodeAttention(cache, (places + 1).clamp(max=length - 1), advances, length)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_in_place_is_taken_if_it_is_sdpa_s(dtype: torch.dtype) -> None:
     assert refusal(IN_PLACE, SIZES, 700, dtype, CPU) is None
-    said = {name: refusal(varlen_attention(run), SIZES, 700, dtype, CPU) for name, run in faults().items()}
+    wrong = {name: in_place_attention(run, DecodeAttention) for name, run in faults().items()}
+    wrong["steps that see too much"] = in_place_attention(varlen_attn, farther)
+    said = {name: refusal(attention, SIZES, 700, dtype, CPU) for name, attention in wrong.items()}
     assert said.pop("no kernel") == "fails here: no kernel image is available"
     assert all(each and each.startswith("differs here by ") for each in said.values()), said

@@ -11,7 +11,10 @@ from triton.runtime import interpreter
 
 from services.common.engine.device import Capturer, CudaGraphs
 from services.talker import sampling
+from services.talker.attention import SDPA, CacheAttention
 from services.talker.family import MoeSpec, SamplingDefaults, TalkerSpec, TransformerSpec
+from services.talker.kernels import attention
+from services.talker.kernels.attention import InPlaceDecode
 from services.talker.kernels.combination import combine_and_norm
 from services.talker.kernels.draws import draw
 from services.talker.kernels.gates import silu_and_multiply
@@ -26,6 +29,8 @@ from services.talker.moe import gated_by, grouped_experts, static_experts
 from services.talker.runner import Advance, StepInput, TalkerRunner
 from services.talker.sampling import SamplingRows, resolve
 from services.talker.steps import TORCH, StepKernels
+from services.talker.varlen import in_place_attention
+from tests.support.references.varlen import varlen_attn
 from tests.support.stage.replay import ReplayedOps
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -44,6 +49,8 @@ def rounding_as_a_gpu_s(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.from_numpy(np.array(x)).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
     monkeypatch.setattr(interpreter, "_convert_float", converted)
+    if DEVICE.type == "cpu":  # a program takes the interpreter milliseconds
+        monkeypatch.setattr(attention, "_PROGRAMS", 32)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -276,9 +283,11 @@ def model_of(spec: TalkerSpec, dtype: torch.dtype) -> TalkerModel:
     return model
 
 
-def said(model: TalkerModel, kernels: StepKernels, capturer: Capturer | None) -> torch.Tensor:
+def said(
+    model: TalkerModel, kernels: StepKernels, capturer: Capturer | None, look: CacheAttention = SDPA
+) -> torch.Tensor:
     """(frames, slots, groups): a greedy slot, one that keeps 50 codes, one that keeps all; then two of them."""
-    runner = TalkerRunner(model, 3, 60, capturer, kernels=kernels)
+    runner = TalkerRunner(model, 3, 60, capturer, kernels=kernels, attention=look)
     for slot, rule in enumerate(({"temperature": 0}, {}, {"top_k": 0, "predictor_top_k": 0})):
         runner.assign(slot, resolve(model.spec.defaults, seed=slot, **rule))
     frames = []
@@ -300,7 +309,9 @@ def test_captured_steps_say_what_torch_s_say(name: str) -> None:
         model.use_experts(grouped_experts)
     expected = said(model, TORCH, None)
     assert len(expected.unique()) > 10
-    assert torch.equal(said(model, FUSED, ReplayedOps() if DEVICE.type == "cpu" else CudaGraphs(DEVICE)), expected)
+    in_place = in_place_attention(varlen_attn, InPlaceDecode)
+    capturer = ReplayedOps() if DEVICE.type == "cpu" else CudaGraphs(DEVICE)
+    assert torch.equal(said(model, FUSED, capturer, in_place if "predictor" in name else SDPA), expected)
 
 
 @torch.inference_mode()

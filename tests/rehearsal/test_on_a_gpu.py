@@ -2,7 +2,6 @@
 
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from services.code2wav.family import load_decoder
 from services.common.engine.device import Accelerator, Capturer, CudaGraphs, prepared_device
-from services.talker.attention import SDPA, CacheAttention, KeyValueCache
 from services.talker.engine import TalkerEngine
-from services.talker.execution import cache_attention, experts, lacks_for_varlen, step_kernels
+from services.talker.execution import cache_attention, experts, lacks_in_place, step_kernels
 from services.talker.graphs import StepGraphs
 from services.talker.inputs import Prompt, Text
 from services.talker.model import load_talker
@@ -23,10 +21,9 @@ from services.talker.moe import grouped_experts, static_experts
 from services.talker.runner import Advance, StepInput, TalkerRunner
 from services.talker.sampling import resolve
 from services.talker.speech import SpeechRequest
-from services.talker.varlen import refusal, varlen_attention
+from services.talker.varlen import refusal
 from tests.rehearsal.support.goldens import FILE
 from tests.rehearsal.support.models import talker, talker_spec
-from tests.support.references.varlen import varlen_attn
 from tests.support.stage.replay import ReplayedOps
 from tests.support.stage.talker import codes_of
 
@@ -48,7 +45,7 @@ def test_a_captured_frame(name: str, fused: str, monkeypatch: pytest.MonkeyPatch
     shapes = StepGraphs._shapes
     monkeypatch.setattr(StepGraphs, "_shapes", lambda self: list(shapes(self))[-1:])
     compile = "auto" if fused else "off"
-    attention = cache_attention(lacks_for_varlen(compile, accelerator, "bfloat16"))
+    attention = cache_attention(lacks_in_place(compile, accelerator, "bfloat16"))
     kernels = step_kernels(compile, accelerator)
     runner = TalkerRunner(model, 1, 256, CudaGraphs(device), kernels=kernels, attention=attention)
     runner.assign(0, resolve(model.spec.defaults, seed=1, top_k=50))
@@ -78,37 +75,10 @@ def test_a_captured_frame(name: str, fused: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["qwen3-omni-30b", "qwen2.5-omni-7b", "qwen3-tts-1.7b"])
 def test_attention_in_place_is_sdpa_s(name: str, dtype: torch.dtype) -> None:
     device = prepared_device("cuda")
-    if lacks_for_varlen("auto", Accelerator.of(device), "bfloat16"):
+    if lacks_in_place("auto", Accelerator.of(device), "bfloat16"):
         pytest.skip("not on this GPU")
     for positions in (301, 8193):
         assert refusal(cache_attention(None), talker_spec(name).talker, positions, dtype, device) is None
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_captured_step_in_place_follows_its_places(device: str) -> None:
-    """Replays look where their inputs say, not where the capture's did. The device's dtype is one that it has."""
-    on = prepared_device(device)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    attention = cache_attention(None) if device == "cuda" else varlen_attention(varlen_attn)
-    capturer = CudaGraphs(on) if device == "cuda" else ReplayedOps()
-    torch.manual_seed(0)
-    rows = [torch.randn(4, heads, 64).to(on, dtype) for heads in (8, 2, 2)]
-    kept = torch.randn(2, 1, 4, 2, 700, 64).to(on, dtype)
-    places, advances = torch.full((4,), 699, device=on), torch.zeros(4, dtype=torch.long, device=on)
-
-    def step(way: CacheAttention) -> Callable[[], torch.Tensor]:
-        cache = KeyValueCache.zeros(kept.shape[1:], dtype, on, way.heads_inside)
-        cache.keys.copy_(kept[0])
-        cache.values.copy_(kept[1])
-        return torch.inference_mode()(lambda: way.steps(cache, places, advances, 700)(0, *rows))
-
-    captured, eager = capturer.capture(step(attention)), step(SDPA)
-    for at in ([0, 1, 2, 3], [698, 64, 699, 300], [5, 699, 127, 128]):
-        places.copy_(torch.tensor(at))
-        advances.fill_(1)
-        advances[3] = 0
-        captured.replay()
-        torch.testing.assert_close(captured.output[:3], eager()[:3], rtol=0.02, atol=0.02)
 
 
 async def spoken(checkpoint: Path, device: torch.device, capturer: Capturer | None) -> tuple[np.ndarray, torch.Tensor]:

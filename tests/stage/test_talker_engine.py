@@ -14,7 +14,7 @@ import torch
 from services.common.engine.device import CapturedRun, Capturer, CudaGraphs, engine_device
 from services.common.errors import InvalidInput, StageError
 from services.families.qwen3_omni.talker_prompt import PromptSpec, ThinkerPrompt, is_media, talker_prompt
-from services.talker.attention import SDPA, CacheAttention
+from services.talker.attention import SDPA, CacheAttention, DecodeAttention
 from services.talker.engine import TalkerEngine
 from services.talker.inputs import Prompt, Text
 from services.talker.model import TalkerModel, empty_model, load_talker
@@ -23,7 +23,7 @@ from services.talker.predictor import CodePredictor
 from services.talker.runner import TalkerRunner
 from services.talker.sampling import PREPARED_WIDTHS, resolve
 from services.talker.speech import SpeechRequest
-from services.talker.varlen import varlen_attention
+from services.talker.varlen import in_place_attention
 from tests.support.references.qwen3_omni import Reference, ReferenceAnswer
 from tests.support.references.varlen import varlen_attn
 from tests.support.samples.conversations import CONVERSATIONS, read_prompt_spec
@@ -31,7 +31,7 @@ from tests.support.stage.replay import ReplayedOps
 from tests.support.stage.talker import codes_of
 
 MAX_TOKENS, MAX_FRAMES, POSITIONS = 12, 16, 1024
-IN_PLACE = varlen_attention(varlen_attn)
+IN_PLACE = in_place_attention(varlen_attn, DecodeAttention)
 
 
 class Setup:

@@ -56,21 +56,15 @@ def cost(
     if name == "_varlen_attn":  # of the cache, the longest that sequences may be; zeros, which nobody reads, besides
         query, key, sequences, longest = args[0], args[1], args[3].numel() - 1, args[6]
         read = 2 * sequences * longest * key.shape[1] * key.shape[2] * key.element_size()
-        return 2 + _copies_of_one_query(query, key, sequences, args[5]), 2 * tensor_bytes(query) + read
+        return 2, 2 * tensor_bytes(query) + read
     if name == "rotate_and_store":  # of the cache, the new positions
         return 1, 2 * tensor_bytes(args[0])
     moved = sum(map(tensor_bytes, inputs)) + sum(map(tensor_bytes, written))
     if name == "scaled_dot_product_attention" and any(each.dtype == torch.bool for each in inputs):
         return 3, moved  # the mask becomes a bias
+    if name == "look_in_place":  # parts, and what they make together
+        return 2, moved
     return 1, moved
-
-
-def _copies_of_one_query(query: torch.Tensor, key: torch.Tensor, sequences: int, longest: int) -> int:
-    """Kernels besides attention where each sequence has one query, and heads share keys: the keys are split, and the
-    parts put together; queries, their copy for a backward pass and the result are copied to another order of heads."""
-    if longest > 1 or query.shape[1] == key.shape[1]:
-        return 0
-    return 1 if sequences == 1 else 4
 
 
 def attention_path(
@@ -94,7 +88,8 @@ def check_varlen(major: int, args: Sequence[Any]) -> None:
 
     With a block table, torch 2.13 may leave rows of the result unwritten: that is refused here.
     """
-    query, key, _, cu_seq_q, cu_seq_k, _, _, _, _, window, grouped, used, *paged = (*args, None, None)[:14]
+    given: list[Any] = [*args, None, None]  # defaults at the end are left out
+    query, key, _, cu_seq_q, cu_seq_k, _, _, _, _, window, grouped, used, *paged = given
     if major < 8 or query.dtype not in _HALVES:
         raise RuntimeError(f"flash attention of {query.dtype} on sm_{major}x")
     if any(each is not None for each in paged):

@@ -22,7 +22,7 @@ def recorded(name: str) -> dict[str, Any]:
 def graph_ms(step: dict[str, Any]) -> float:
     operators = step["operators"]
     products = sum(operators.get(each, 0) for each in _PRODUCTS)
-    attention = operators.get("scaled_dot_product_attention", 0) + operators.get("_varlen_attn", 0)
+    attention = operators.get("scaled_dot_product_attention", 0) + operators.get("look_in_place", 0) // 2
     small = step["kernels"] - products - attention
     return 1e3 * (small * SMALL_S + products * PRODUCT_S + attention * ATTENTION_S) + _bytes_ms(step)
 
