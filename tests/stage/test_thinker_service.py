@@ -23,7 +23,7 @@ from services.common.errors import ContextTooLong, InvalidInput, StageError, Una
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.rows import Chunk
 from services.thinker.environment import SCRATCH_PREFIX
-from tests.support.samples.media import png, wav
+from tests.support.samples.media import mp4, png, wav
 from tests.support.stage.streaming import subscribe
 from tests.support.systems.hub import Hub
 from tests.support.systems.hub import serving as hub_serving
@@ -325,7 +325,8 @@ async def test_structure_and_forced_tool_calls(client: Client) -> None:
     assert called.summary.finish_reason == thinker_pb2.FINISH_REASON_TOOL_CALLS
 
 
-IMAGE, AUDIO = media_pb2.MEDIA_KIND_IMAGE, media_pb2.MEDIA_KIND_AUDIO
+IMAGE, AUDIO, VIDEO = media_pb2.MEDIA_KIND_IMAGE, media_pb2.MEDIA_KIND_AUDIO, media_pb2.MEDIA_KIND_VIDEO
+MIX = (media(VIDEO, mp4(1.0)), media(AUDIO, wav(1.0)), "?")
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "no messages": ("messages", {"messages": []}),
     "role": ("messages[0].role", {"messages": [thinker_pb2.ChatMessage(role="boss")]}),
@@ -342,7 +343,15 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "1 x 1 image": ("messages[0].content[0]", {"parts": (media(IMAGE, png(1, 1)),)}),
     "long sound": ("messages[0].content[0]", {"parts": (media(AUDIO, wav(8.0)),)}),
     "no sound": ("messages[0].content[0]", {"parts": (media(AUDIO, wav(0.0)),)}),
+    "narrow image": ("messages[0].content[0]", {"parts": (media(IMAGE, png(900, 4)),)}),
+    "narrow video": ("messages[0].content[0]", {"parts": (media(VIDEO, mp4(1.0, size=(4096, 16))),)}),
+    "sound of a video beside a sound": ("use_audio_in_video", {"parts": MIX, "use_audio_in_video": True}),
+    "silent video beside another": (
+        "messages[0].content[1]",
+        {"parts": (media(VIDEO, mp4(1.0)), media(VIDEO, mp4(1.0, sound=False))), "use_audio_in_video": True},
+    ),
 }
+INSIDES = (" at 0x", "Error", "libav", "PIL", "numpy", "Errno")
 
 
 async def test_bad_input_is_refused_by_field_while_others_go_on(client: Client) -> None:
@@ -354,8 +363,18 @@ async def test_bad_input_is_refused_by_field_while_others_go_on(client: Client) 
         with pytest.raises(InvalidInput) as caught:
             await client.generate(client.start(*parts, **{k: v for k, v in fields.items() if k != "parts"}))
         assert caught.value.field == where, name
+        assert not [word for word in INSIDES if word in str(caught.value)], str(caught.value)
         assert isinstance(caught.value, ContextTooLong) == (name == "long"), name
     assert (await other).token_ids == expected.token_ids
+
+
+async def test_the_sound_of_a_video_beside_a_sound_is_sent_as_the_refusal_says(client: Client) -> None:
+    with pytest.raises(InvalidInput, match="send each video's file again, as an audio part after it"):
+        await client.generate(client.start(*MIX, use_audio_in_video=True))
+    video, question, text = MIX
+    silent = await client.generate(client.start(*MIX, count_only=True))
+    heard = await client.generate(client.start(video, media(AUDIO, mp4(1.0)), question, text, count_only=True))
+    assert heard.summary.prompt_tokens > silent.summary.prompt_tokens + 10
 
 
 async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
