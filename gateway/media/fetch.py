@@ -19,7 +19,16 @@ FETCH_TIMEOUT_S = 20.0  # for a URL, redirects included
 _MAX_REDIRECTS = 3  # followed for a URL
 # Media types of unknown files, and of containers that can hold the kind.
 _ANY_KIND = {"application/octet-stream", "binary/octet-stream"}
-_CONTAINERS = {"audio": {"application/ogg", "video/mp4", "video/webm"}, "video": {"application/ogg", "image/gif"}}
+_OF_BOTH = {"application/mp4", "application/ogg", "application/x-matroska"}
+_CONTAINERS = {
+    "audio": _OF_BOTH | {f"video/{name}" for name in ("mp4", "webm", "ogg", "quicktime", "x-matroska", "3gpp", "mp2t")},
+    "video": _OF_BOTH | {"image/gif"},
+}
+_HEADERS = {
+    "accept-encoding": "identity",  # uncompressed only: a small file must not unfold into a large one
+    "accept": "*/*",
+    "user-agent": "Quartet/0 (gateway; fetches media of requests)",  # sites refuse those of libraries
+}
 
 
 @contextmanager
@@ -119,8 +128,7 @@ class Fetcher:
             async with self._client.stream(
                 "GET",
                 parsed.copy_with(host=address),
-                # Uncompressed only: a small file must not unfold into a large one.
-                headers={"host": parsed.netloc.decode(), "accept-encoding": "identity", "accept": "*/*"},
+                headers=_HEADERS | {"host": parsed.netloc.decode()},
                 # The certificate is the host's, not the address's.
                 extensions={"sni_hostname": parsed.raw_host.decode()},
             ) as response:

@@ -17,7 +17,7 @@ from services.thinker.template import ChatTemplate
 
 Result = TypeVar("Result")
 _NO_TOKEN = -1
-_NO_MIX = "leave use_audio_in_video out, and send the sound of each video as an audio part after it"
+_NO_MIX = "leave use_audio_in_video out, and send each video's file again, as an audio part after it"
 
 
 class Preprocessor:

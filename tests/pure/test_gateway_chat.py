@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.http.connection import ClientGone, EventStream
 from gateway.media.encode import encode_audio
-from services.common.errors import ContextTooLong, InvalidInput, QueueFull, RequestCancelled, Unavailable
+from services.common.errors import ContextTooLong, InvalidInput, InvalidMedia, QueueFull, RequestCancelled, Unavailable
 from tests.support.clock import put_forward
 from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ
 from tests.support.scripted.talker import VOICES
@@ -264,6 +264,9 @@ async def test_stage_errors_reach_the_client(gateway):
     assert (await gateway.refusal(ASK))[1]["code"] == "context_length_exceeded"
     thinker.error = InvalidInput("messages", "no context here")  # the stage's words decide nothing
     assert (await gateway.refusal(ASK))[1]["code"] == "invalid_value"
+    thinker.error = InvalidMedia("messages[0].content[1]", "the file is cut off: send it whole")
+    error = (await gateway.refusal(ASK))[1]
+    assert (error["param"], error["code"]) == ("messages[0].content[1]", "invalid_media")
     thinker.error = QueueFull("full", retry_after_s=3)
     response = await gateway.chat(ASK)
     assert (response.status_code, response.headers["retry-after"]) == (429, "3")

@@ -142,6 +142,17 @@ async def test_size_time_type_and_status(monkeypatch):
             await get(f"{origin}/slow", **limits)
 
 
+async def test_sound_may_come_in_a_container_of_videos():
+    types = ("video/ogg", "application/mp4", "video/quicktime", "video/webm", "audio/x-anything")
+    pages = {f"/{i}": page(b"abc", media_type) for i, media_type in enumerate(types)}
+    async with site(pages | {"/image": page(b"abc", "image/png")}) as (origin, requests):
+        for path in pages:
+            assert await get(origin + path, "audio", media_private_addresses=True) == b"abc"
+        with pytest.raises(MediaError, match="image/png, which is no audio"):
+            await get(f"{origin}/image", "audio", media_private_addresses=True)
+    assert all("user-agent: quartet/" in head.lower() for head in requests)
+
+
 async def test_no_cookies_are_kept():
     pages = {"/a": page(b"abc").replace(b"connection:", b"set-cookie: a=b; path=/\r\nconnection:")}
     async with site(pages) as (origin, requests):

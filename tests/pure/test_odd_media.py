@@ -20,7 +20,7 @@ from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 from services.thinker.media import decode_audio, decode_image, decode_video
 from tests.support.samples.odd_images import BLOCK, IMAGES, LOSSY, PICTURE, OddImage, chunk, exif, png, saved
-from tests.support.samples.odd_sounds import SOUNDS, OddSound
+from tests.support.samples.odd_sounds import SOUNDS, OddSound, encoded, samples
 from tests.support.samples.odd_videos import FRAMES, VIDEOS, OddVideo
 
 GATEWAY = GatewaySettings(pipeline=Path("unused.yaml"))
@@ -157,3 +157,16 @@ def test_videos_are_what_players_show(part: Callable[[], Iterable[OddVideo]]) ->
         return ", ".join(filter(None, shown))
 
     assert not failures(part, fault)
+
+
+def test_sound_of_which_much_is_lost_is_refused():
+    sound = samples(44_100, 1)
+    data = bytearray(encoded(sound, 44_100, "libmp3lame", "mp3"))
+    heads = [at for at in range(len(data) - 1) if data[at] == 0xFF and data[at + 1] == 0xFB]
+    for at in heads[4::3]:
+        data[at + 4 : at + 36] = b"\xff" * 32  # side information: the frame is found, and not decoded
+    with pytest.raises(InvalidMedia, match="the sound is damaged"):
+        decode_audio(MediaFile("audio", bytes(data), "sound"), 16_000, THINKER)
+    ogg = encoded(sound[:4410], 44_100, "flac", "ogg")
+    with pytest.raises(InvalidMedia, match="joined of 1001 files"):
+        decode_audio(MediaFile("audio", ogg * 1001, "sound"), 16_000, THINKER)

@@ -24,7 +24,7 @@ from services.common.rpc.status import from_rpc_error
 from services.common.stream.rows import Chunk
 from services.thinker.environment import SCRATCH_PREFIX
 from services.thinker.family import load_checkpoint
-from tests.support.samples.media import png, wav
+from tests.support.samples.media import mp4, png, wav
 from tests.support.stage.streaming import subscribe
 from tests.support.systems.hub import Hub
 from tests.support.systems.hub import serving as hub_serving
@@ -349,9 +349,10 @@ async def test_with_tools_a_structured_answer_may_be_a_call(client: Client, tiny
         assert 10 <= json.loads(answer.text)["n"] <= 99
 
 
-IMAGE, AUDIO = media_pb2.MEDIA_KIND_IMAGE, media_pb2.MEDIA_KIND_AUDIO
 ENDLESS = json.dumps({"type": "object", "properties": {"kid": {"$ref": "#"}}, "required": ["kid"]})
 ANY = {"mode": thinker_pb2.ToolChoice.MODE_REQUIRED}
+IMAGE, AUDIO, VIDEO = media_pb2.MEDIA_KIND_IMAGE, media_pb2.MEDIA_KIND_AUDIO, media_pb2.MEDIA_KIND_VIDEO
+MIX = (media(VIDEO, mp4(1.0)), media(AUDIO, wav(1.0)), "?")
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "no messages": ("messages", {"messages": []}),
     "role": ("messages[0].role", {"messages": [thinker_pb2.ChatMessage(role="boss")]}),
@@ -374,7 +375,15 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "1 x 1 image": ("messages[0].content[0]", {"parts": (media(IMAGE, png(1, 1)),)}),
     "long sound": ("messages[0].content[0]", {"parts": (media(AUDIO, wav(8.0)),)}),
     "no sound": ("messages[0].content[0]", {"parts": (media(AUDIO, wav(0.0)),)}),
+    "narrow image": ("messages[0].content[0]", {"parts": (media(IMAGE, png(900, 4)),)}),
+    "narrow video": ("messages[0].content[0]", {"parts": (media(VIDEO, mp4(1.0, size=(4096, 16))),)}),
+    "sound of a video beside a sound": ("use_audio_in_video", {"parts": MIX, "use_audio_in_video": True}),
+    "silent video beside another": (
+        "messages[0].content[1]",
+        {"parts": (media(VIDEO, mp4(1.0)), media(VIDEO, mp4(1.0, sound=False))), "use_audio_in_video": True},
+    ),
 }
+INSIDES = (" at 0x", "Error", "libav", "PIL", "numpy", "Errno")
 
 
 async def test_bad_input_is_refused_by_field_while_others_go_on(client: Client) -> None:
@@ -386,8 +395,18 @@ async def test_bad_input_is_refused_by_field_while_others_go_on(client: Client) 
         with pytest.raises(InvalidInput) as caught:
             await client.generate(client.start(*parts, **{k: v for k, v in fields.items() if k != "parts"}))
         assert caught.value.field == where, name
+        assert not [word for word in INSIDES if word in str(caught.value)], str(caught.value)
         assert isinstance(caught.value, ContextTooLong) == (name == "long"), name
     assert (await other).token_ids == expected.token_ids
+
+
+async def test_the_sound_of_a_video_beside_a_sound_is_sent_as_the_refusal_says(client: Client) -> None:
+    with pytest.raises(InvalidInput, match="send each video's file again, as an audio part after it"):
+        await client.generate(client.start(*MIX, use_audio_in_video=True))
+    video, question, text = MIX
+    silent = await client.generate(client.start(*MIX, count_only=True))
+    heard = await client.generate(client.start(video, media(AUDIO, mp4(1.0)), question, text, count_only=True))
+    assert heard.summary.prompt_tokens > silent.summary.prompt_tokens + 10
 
 
 async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
