@@ -182,7 +182,7 @@ class TestExecution:
     ):
         monkeypatch.setattr(talker_execution, "_triton_lacks", lambda: None)
         assert talker_execution.lacks_in_place(compile, accelerator, dtype) == said
-        settings = TalkerSettings(model="a", compile=compile)
+        settings = TalkerSettings.model_validate({"model": "a", "compile": compile})
         for refused in (None, "differs here by 2"):
             attention = talker_execution.choices(settings, accelerator, dtype, refused)[-1]
             assert attention.part == "attention"

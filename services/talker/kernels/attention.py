@@ -1,9 +1,12 @@
 """Attention of one query a row over the cache in place: each row looks as far as its own place, its keys shared out."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
+from services.common.engine.device import power_of_two
 from services.talker.attention import KeyValueCache, RowAttention
 
 _PROGRAMS = 256  # two for each multiprocessor of a large GPU
@@ -34,11 +37,11 @@ def look_in_place(
         places, advances: (rows,) int64, contiguous. A row sees its positions up to `places * advances`.
     """
     (rows, heads, size), kv_heads = query.shape, keys.shape[1]
-    splits = max(1, min(_MOST_SPLITS, triton.next_power_of_2(_PROGRAMS // (rows * kv_heads))))
+    splits = min(_MOST_SPLITS, power_of_two(_PROGRAMS // (rows * kv_heads)))
     parts = torch.empty(rows, heads, splits, size, dtype=torch.float32, device=query.device)
     sums = torch.empty(2, rows, heads, splits, dtype=torch.float32, device=query.device)
     out = torch.empty_like(query)
-    group, block = heads // kv_heads, triton.next_power_of_2(size)
+    group, block = heads // kv_heads, power_of_two(size)
     _look[(rows, kv_heads, splits)](
         query,
         keys,
@@ -49,10 +52,10 @@ def look_in_place(
         sums,
         *keys.stride()[:3],
         *values.stride()[:3],
-        sums.stride(0),
-        size**-0.5,  # pyright: ignore[reportCallIssue]
+        sums.stride(0),  # pyright: ignore[reportCallIssue]
+        size**-0.5,
         GROUP=group,
-        ROWS=max(16, triton.next_power_of_2(group)),  # matrix products have at least 16
+        ROWS=max(16, power_of_two(group)),  # matrix products have at least 16
         SIZE=size,
         SIZE_BLOCK=max(16, block),
         SPLITS=splits,
@@ -60,7 +63,8 @@ def look_in_place(
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",  # which holds both halves exactly
         num_warps=4,  # pyright: ignore[reportCallIssue]
     )
-    _put_together[(rows * heads,)](parts, sums, out, sums.stride(0), SIZE=size, SIZE_BLOCK=block, SPLITS=splits)
+    constants: dict[str, Any] = {"SIZE": size, "SIZE_BLOCK": block, "SPLITS": splits}
+    _put_together[(rows * heads,)](parts, sums, out, sums.stride(0), **constants)
     return out
 
 
