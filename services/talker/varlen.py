@@ -8,13 +8,14 @@ table: with one, torch 2.13 may leave rows unwritten (pytorch/pytorch issue 1941
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 import torch
 
 from services.talker.attention import SDPA, CacheAttention, KeyValueCache, PromptChunk, Steps
 from services.talker.family import TransformerSpec
 
-VarlenAttn = Callable[..., torch.Tensor]
+VarlenAttn = Callable[..., Any]
 """As torch.nn.attention.varlen.varlen_attn."""
 
 _TOLERANCE = 0.05  # of the probe: bfloat16 rounds to 1/256, and values are about 1

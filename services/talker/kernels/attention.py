@@ -42,29 +42,20 @@ def look_in_place(
     sums = torch.empty(2, rows, heads, splits, dtype=torch.float32, device=query.device)
     out = torch.empty_like(query)
     group, block = heads // kv_heads, power_of_two(size)
-    _look[(rows, kv_heads, splits)](
-        query,
-        keys,
-        values,
-        places,
-        advances,
-        parts,
-        sums,
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        sums.stride(0),  # pyright: ignore[reportCallIssue]
-        size**-0.5,
-        GROUP=group,
-        ROWS=max(16, power_of_two(group)),  # matrix products have at least 16
-        SIZE=size,
-        SIZE_BLOCK=max(16, block),
-        SPLITS=splits,
-        BLOCK=_BLOCK,
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",  # which holds both halves exactly
-        num_warps=4,  # pyright: ignore[reportCallIssue]
-    )
-    constants: dict[str, Any] = {"SIZE": size, "SIZE_BLOCK": block, "SPLITS": splits}
-    _put_together[(rows * heads,)](parts, sums, out, sums.stride(0), **constants)
+    numbers: Any = (*keys.stride()[:3], *values.stride()[:3], sums.stride(0), size**-0.5)
+    constants: dict[str, Any] = {
+        "GROUP": group,
+        "ROWS": max(16, power_of_two(group)),  # matrix products have at least 16
+        "SIZE": size,
+        "SIZE_BLOCK": max(16, block),
+        "SPLITS": splits,
+        "BLOCK": _BLOCK,
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",  # which holds both halves exactly
+        "num_warps": 4,
+    }
+    _look[(rows, kv_heads, splits)](query, keys, values, places, advances, parts, sums, *numbers, **constants)
+    together: dict[str, Any] = {"SIZE": size, "SIZE_BLOCK": block, "SPLITS": splits}
+    _put_together[(rows * heads,)](parts, sums, out, sums.stride(0), **together)
     return out
 
 
