@@ -95,7 +95,6 @@ BAD = {
     "no object": (["[]"], None),
     "no JSON": (["{"], None),
     "bytes": ([b"{}"], "type"),
-    "no model": ([{"type": "session.config"}], "model"),
     "another model": ([CONFIG | {"model": "gpt"}], "model"),
     "unknown voice": ([CONFIG | {"voice": "bob"}], "voice"),
     "too fast": ([CONFIG | {"speed": 5}], "speed"),

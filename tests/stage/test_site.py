@@ -49,7 +49,7 @@ def test_the_gate_makes_the_site() -> None:
     makefile = (ROOT / "Makefile").read_text()
     assert re.search(r"^lint:.* docs\b", makefile, re.MULTILINE)
     assert re.search(r"^docs:.*\n\t.*sphinx .*--fail-on-warning", makefile, re.MULTILINE)
-    assert "make -j 2 lint\n" in (ROOT / ".ci/run").read_text()
+    assert "make -j 3 lint environments\n" in (ROOT / ".ci/run").read_text()
 
 
 def test_links_to_elsewhere_are_whole() -> None:
