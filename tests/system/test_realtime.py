@@ -202,7 +202,7 @@ async def test_bad_input_is_refused_and_the_session_goes_on(stack: Stack, greedy
         assert (await client.ask("input_audio_buffer.append", "error", audio=giant + giant[: 2**20]))["error"][
             "code"
         ] == "event_too_large"
-        for audio in ("no base64", "AAAAA", "ä" * 8):
+        for audio in ("no base64!", "AAAAA", "ä" * 8):
             assert (await client.refusal("input_audio_buffer.append", audio=audio))["param"] == "audio"
         for kind, code in (
             ("input_audio_buffer.commit", "input_audio_buffer_commit_empty"),
