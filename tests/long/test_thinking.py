@@ -121,11 +121,12 @@ def test_a_call_may_follow_a_thought(client: openai.OpenAI, checkpoint: Path, re
 def test_a_stage_alone_tells_thought_and_calls_apart(system: Stack, reference: Reference) -> None:
     """The calls by a parser of vLLM's registry; what the random model writes is dictated to it."""
     end = reference.processor.tokenizer.convert_tokens_to_ids("</think>")
+    (answer, *_) = reference.processor.tokenizer.encode("Well.")  # it might as well begin with a call
     written = r'Well\.<tool_call>\{"name": "look", "arguments": \{"b": (true|false)\}\}</tool_call>'
     start = thinker_pb2.GenerateStart(
         request_id="alone",
         messages=[thinker_pb2.ChatMessage(role="user", content=[thinker_pb2.ContentPart(text=ENDS)])],
-        sampling=thinker_pb2.SamplingParameters(temperature=0, regex=written, logit_bias={end: 20}, max_tokens=200),
+        sampling=thinker_pb2.SamplingParameters(temperature=0, regex=written, logit_bias={end: 20, answer: 10}, max_tokens=200),
         tools=[thinker_pb2.Tool(name="look", parameters_json=json.dumps(SCHEMA))],
     )
     with grpc.insecure_channel(system.addresses["thinker"]) as channel:
