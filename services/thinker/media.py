@@ -59,7 +59,7 @@ def decode_video(file: MediaFile, sample_rate_hz: int, sampler: FrameSampler, li
             _refuse_longer("video", claimed_s(container, track, file.data), limits.max_video_s)
             total = track.frames or sum(1 for packet in container.demux(track) if packet.size)
             rate = float(track.average_rate or track.guessed_rate or 0)
-            if not total or not rate:
+            if not total or not rate or not track.width:
                 raise MediaError("the video has no frames, or no frame rate")
             _refuse_longer("video", total / rate, limits.max_video_s)
             wanted = sampler(total, rate)

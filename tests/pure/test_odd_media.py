@@ -21,7 +21,7 @@ from services.thinker.conversation import MediaFile
 from services.thinker.media import decode_audio, decode_image, decode_video
 from tests.support.samples.odd_images import BLOCK, IMAGES, LOSSY, PICTURE, OddImage, chunk, exif, png, saved
 from tests.support.samples.odd_sounds import SOUNDS, OddSound, encoded, samples
-from tests.support.samples.odd_videos import FRAMES, VIDEOS, OddVideo
+from tests.support.samples.odd_videos import FRAMES, VIDEOS, OddVideo, with_cover
 
 GATEWAY = GatewaySettings(pipeline=Path("unused.yaml"))
 THINKER = ThinkerSettings(model="unused")
@@ -157,6 +157,11 @@ def test_videos_are_what_players_show(part: Callable[[], Iterable[OddVideo]]) ->
         return ", ".join(filter(None, shown))
 
     assert not failures(part, fault)
+
+
+def test_a_cover_is_no_video():
+    with pytest.raises(MediaError, match="the file has no video track"):
+        check("video", with_cover(None), GATEWAY)
 
 
 def test_sound_of_which_much_is_lost_is_refused():

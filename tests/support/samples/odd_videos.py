@@ -153,7 +153,7 @@ def _grey() -> np.ndarray:
 
 
 def of_tracks() -> Iterator[OddVideo]:
-    """A cover or an unknown track before the video, and a size that changes part-way."""
+    """A cover or an unknown track beside the video, and a size that changes part-way."""
     white = np.full((16, 32, 3), 255, np.uint8)
     file = io.BytesIO()
     with av.open(file, "w", format="mov") as container:
@@ -164,17 +164,23 @@ def of_tracks() -> Iterator[OddVideo]:
         for track, picture in zip(tracks, pictures, strict=True):
             container.mux(_packets(track, picture))
     yield OddVideo("an unknown track before", file.getvalue().replace(b"rle ", b"zzzz"), SIDE, 0)
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        cover = _track(container, "mjpeg", "yuvj420p", white)
-        cover.disposition = Disposition.attached_pic
-        track = _track(container, "mpeg4", "yuv420p", SIDE)
-        container.mux(_packets(cover, white)[:1])
-        container.mux(_packets(track, SIDE))
-    yield OddVideo("a cover before", file.getvalue(), SIDE)
+    yield OddVideo("a cover beside", with_cover(SIDE), SIDE)
     small = SIDE[::2, ::2]
     joined = encoded("mpeg2video", "mpegts") + encoded("mpeg2video", "mpegts", picture=small)
     yield OddVideo("joined of two sizes", joined, SIDE)
+
+
+def with_cover(picture: np.ndarray | None) -> bytes:
+    """An MP4 with a white cover and, unless it is None, a video of `picture`."""
+    file, white = io.BytesIO(), np.full((16, 32, 3), 255, np.uint8)
+    with av.open(file, "w", format="mp4") as container:
+        cover = _track(container, "mjpeg", "yuvj420p", white)
+        cover.disposition = Disposition.attached_pic
+        track = None if picture is None else _track(container, "mpeg4", "yuv420p", picture)
+        container.mux(_packets(cover, white)[:1])
+        if track and picture is not None:
+            container.mux(_packets(track, picture))
+    return file.getvalue()
 
 
 VIDEOS = (of_matrices, of_aspects, of_pixels, of_tracks)
