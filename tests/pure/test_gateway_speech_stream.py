@@ -95,7 +95,6 @@ BAD = {
     "no object": (["[]"], None),
     "no JSON": (["{"], None),
     "bytes": ([b"{}"], "type"),
-    "no model": ([{"type": "session.config"}], "model"),
     "another model": ([CONFIG | {"model": "gpt"}], "model"),
     "unknown voice": ([CONFIG | {"voice": "bob"}], "voice"),
     "too fast": ([CONFIG | {"speed": 5}], "speed"),
@@ -111,6 +110,15 @@ BAD = {
     "too much": ([CONFIG, text("a" * 30_000), text("b" * 30_000)], "text"),
     "more after the end": ([CONFIG, text("Good"), DONE, text("more")], "type"),
 }
+
+
+async def test_names_by_default(gateway):
+    """No model, and OpenAI's names."""
+    for names in ({}, {"model": "tts-1", "voice": "alloy"}, {"model": "", "voice": None}):
+        config = {"type": "session.config", "response_format": "pcm", **names}
+        async with session(gateway, config, text("Good "), DONE) as socket:
+            events, audio = await received(socket)
+        assert (audio, events[-1]) == (PCM16, {"type": "session.done"})
 
 
 @pytest.mark.parametrize("case", BAD)
