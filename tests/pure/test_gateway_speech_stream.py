@@ -112,6 +112,15 @@ BAD = {
 }
 
 
+async def test_names_by_default(gateway):
+    """No model, and OpenAI's names."""
+    for names in ({}, {"model": "tts-1", "voice": "alloy"}, {"model": "", "voice": None}):
+        config = {"type": "session.config", "response_format": "pcm", **names}
+        async with session(gateway, config, text("Good "), DONE) as socket:
+            events, audio = await received(socket)
+        assert (audio, events[-1]) == (PCM16, {"type": "session.done"})
+
+
 @pytest.mark.parametrize("case", BAD)
 async def test_bad_messages_name_the_member(gateway, case):
     messages, param = BAD[case]
