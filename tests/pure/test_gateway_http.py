@@ -7,7 +7,6 @@ import re
 
 import httpx
 import pytest
-from fastapi.routing import APIRoute
 from starlette.websockets import WebSocket
 
 from gateway.__main__ import server_config
@@ -20,6 +19,7 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from services.common.errors import InternalError
 from tests.support.systems.gateway import SPEECH, Running
+from tests.support.systems.routes import endpoints
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
@@ -92,10 +92,9 @@ async def test_http_1_0_has_no_chunks(gateway, stream):
 
 
 async def test_head_is_answered_where_get_is(gateway):
-    routes = [route for route in gateway.app.routes if isinstance(route, APIRoute) and "GET" in route.methods]
-    paths = [re.sub("{.*?}", "scripted", route.path) for route in routes]
-    assert {"/health", "/v1/models", "/v1/models/scripted", "/"} <= set(paths)
-    for path in paths:
+    paths = {re.sub("{.*?}", "scripted", path) for method, path in endpoints(gateway.app) if method == "GET"}
+    assert {"/health", "/v1/models", "/v1/models/scripted", "/"} <= paths
+    for path in sorted(paths):
         got, headed = await gateway.http.get(path), await gateway.http.head(path)
         assert (headed.status_code, headed.content) == (got.status_code, b""), path
         assert headed.headers["content-type"] == got.headers["content-type"]

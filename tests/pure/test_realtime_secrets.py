@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
 from openai import AsyncOpenAI
 from starlette.requests import HTTPConnection
 from websockets.asyncio.client import connect
@@ -19,6 +18,7 @@ from gateway.access.client_secrets import AZURE_PATH, ClientSecrets, presented_k
 from gateway.errors import ApiError
 from gateway.http.middleware import OPEN_PATHS
 from tests.support.systems.gateway import Running, running
+from tests.support.systems.routes import endpoints
 
 ALICE, BOB = new_key(), new_key()
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
@@ -186,8 +186,8 @@ async def test_openais_client_makes_secrets_that_open_sessions_in_the_keys_name(
 
 def others(gateway: Running) -> list[tuple[str, str]]:
     """What a secret must not open, of all endpoints: what keeps, lists or removes, and what is an operator's."""
-    routes = [route for route in gateway.app.routes if isinstance(route, APIRoute) and route.path not in OPEN_PATHS]
-    found = {(method, re.sub("{.*?}", "x", route.path)) for route in routes for method in route.methods - {"HEAD"}}
+    closed = [(method, path) for method, path in endpoints(gateway.app) if path not in OPEN_PATHS]
+    found = {(method, re.sub("{.*?}", "x", path)) for method, path in closed}
     assert found > OPENED
     return sorted(found - OPENED)
 

@@ -1,4 +1,4 @@
-"""code2wav, fed with random splits of interleaved streams, is one whole decode by transformers: 8 of 1,000 frames.
+"""code2wav, fed with random splits of interleaved streams, is one whole decode by transformers: 16 of 1,000 frames.
 
 What can be asked of float32: rounding is relative to the level of the sound, and over 1.9 million samples the reference
 is itself up to 1.5e-5 from its own float64 result at the tiny checkpoint's level (RMS 0.15, loud). At -26 dB, the
@@ -23,7 +23,7 @@ from tests.support.references.code2wav import load_reference, whole_decode
 
 SIZES = [
     pytest.param((8, 160), id="small"),  # some windows of attention
-    pytest.param((8, 1000), id="whole", marks=pytest.mark.long),
+    pytest.param((16, 1000), id="whole", marks=pytest.mark.long),
 ]
 """(streams, frames of each)"""
 TOLERANCE = 1e-5

@@ -117,22 +117,13 @@ def lengths(denoiser: Any) -> set[int]:
     return seen
 
 
-@pytest.fixture(scope="module")
-def parallel(make: Callable[[str], Path], adapter: Path) -> Iterator[Bench]:
-    """An engine of two ranks."""
-    settings = {"context_parallel": TWO, "max_inference_steps": ENDLESS_STEPS}
-    with bench(make("flux"), lora={"style": str(adapter)}, **settings) as dit:
-        yield dit
-
-
 @pytest.mark.long
-def test_adapters_are_those_of_the_request_on_every_rank(
-    parallel: Bench, make: Callable[[str], Path], adapter: Path
-) -> None:
-    plain, styled = start("flux", "a red fox"), start("flux", "a red fox")
-    styled.loras.add(name="style", weight=0.7)
-    orders = [*parallel.orders(plain), *parallel.orders(styled), *parallel.orders(plain)]
-    made = parallel.make(orders)
+def test_adapters_are_those_of_the_request_on_every_rank(make: Callable[[str], Path], adapter: Path) -> None:
+    with bench(make("flux"), lora={"style": str(adapter)}, context_parallel=TWO) as dit:
+        plain, styled = start("flux", "a red fox"), start("flux", "a red fox")
+        styled.loras.add(name="style", weight=0.7)
+        orders = [*dit.orders(plain), *dit.orders(styled), *dit.orders(plain)]
+        made = dit.make(orders)
     pipeline = fresh(make("flux"))
     wanted = reference(pipeline, orders[0])
     pipeline.load_lora_weights(str(adapter), adapter_name="style")
@@ -143,24 +134,25 @@ def test_adapters_are_those_of_the_request_on_every_rank(
 
 
 @pytest.mark.long
-def test_a_cancel_and_a_bad_request_leave_the_group_working(parallel: Bench) -> None:
-    (order,) = parallel.orders(start("flux", "a red fox"))
-    before = parallel.make([order])[0]
-    (long,) = parallel.orders(start("flux", "a blue house", num_inference_steps=ENDLESS_STEPS))
-    watched = parallel.submit(long)
-    parallel.wait(lambda: len(watched.batches) >= 2)
-    parallel.engine.cancel(watched.output)
-    torch.testing.assert_close(parallel.make([order])[0], before)
-    assert not isinstance(watched.events[-1], Done | Failed)
+def test_a_cancel_and_a_bad_request_leave_the_group_working(make: Callable[[str], Path]) -> None:
+    with bench(make("flux"), context_parallel=TWO, max_inference_steps=ENDLESS_STEPS) as dit:
+        (order,) = dit.orders(start("flux", "a red fox"))
+        before = dit.make([order])[0]
+        (long,) = dit.orders(start("flux", "a blue house", num_inference_steps=ENDLESS_STEPS))
+        watched = dit.submit(long)
+        dit.wait(lambda: len(watched.batches) >= 2)
+        dit.engine.cancel(watched.output)
+        torch.testing.assert_close(dit.make([order])[0], before)
+        assert not isinstance(watched.events[-1], Done | Failed)
 
-    (bad,) = parallel.orders(start("flux", "a red fox"))
-    bad.arguments["max_sequence_length"] = 1  # type: ignore[index]  # not to be shared by two
-    refused = parallel.submit(bad)
-    parallel.wait(lambda: bool(refused.events) and isinstance(refused.events[-1], Failed))
-    error = refused.events[-1]
-    assert isinstance(error, Failed)
-    assert isinstance(error.error, InvalidInput), error
-    torch.testing.assert_close(parallel.make([order])[0], before)
+        (bad,) = dit.orders(start("flux", "a red fox"))
+        bad.arguments["max_sequence_length"] = 1  # type: ignore[index]  # not to be shared by two
+        refused = dit.submit(bad)
+        dit.wait(lambda: bool(refused.events) and isinstance(refused.events[-1], Failed))
+        error = refused.events[-1]
+        assert isinstance(error, Failed)
+        assert isinstance(error.error, InvalidInput), error
+        torch.testing.assert_close(dit.make([order])[0], before)
 
 
 @pytest.fixture
