@@ -222,9 +222,8 @@ async def test_forms_as_people_send_them(gateway, case):
 
 async def test_what_other_servers_call_otherwise(gateway):
     fields: dict[str, Any] = {"languages[]": "de", "keywords[]": ["Ada", "Ben"], "hotwords": "Cy", "prompt": "Quartet"}
-    response = await post(
-        gateway, **fields, **{"include[]": "logprobs", "temperature_inc": "0.2", "vad_filter": "true"}
-    )
+    habits: dict[str, Any] = {"include[]": "logprobs", "temperature_inc": "0.2", "vad_filter": "true"}
+    response = await post(gateway, **fields, **habits)
     assert response.headers["x-quartet-ignored"] == "include, temperature_inc, vad_filter"
     text = gateway.scripts["thinker"].requests[0].messages[0].content[1].text
     assert text == "Transcribe the German audio into text. Names and terms in it may be: Quartet, Ada, Ben, Cy"
