@@ -107,7 +107,8 @@ _ENDPOINTS = (
     profiling,
 )
 
-_EXPOSED = ("Location", "Retry-After", "x-request-id", "x-quartet-seed", "x-quartet-sample-rate-hz", "x-quartet-voice")
+_OWN_HEADERS = ("ignored", "sample-rate-hz", "seed", "voice")
+_EXPOSED = ("Location", "Retry-After", "x-request-id", *(f"x-quartet-{name}" for name in _OWN_HEADERS))
 
 
 def create_app(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model
 
 from gateway.errors import ApiError, invalid
 
@@ -28,9 +28,28 @@ class Lenient(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
-def ignoring(base: type[Model], *members: str) -> type[Model]:
-    """`base` with members that are accepted, whatever they say."""
-    fields: dict[str, Any] = dict.fromkeys(members, (Any, None))
+def _noted(value: Any, info: ValidationInfo) -> Any:
+    if value is not None and info.context is not None:
+        info.context.add(info.field_name)
+    return value
+
+
+# A member that changes no answer, whatever it says. The set that validation has as its context gets its name.
+Ignored = Annotated[Any, Field(description="accepted; without effect"), AfterValidator(_noted)]
+
+
+def _empty(value: Any) -> None:
+    if value:
+        raise ValueError("does not belong here; leave it out")
+
+
+# A member that clients send wherever they have a place for it. It must be null, or empty.
+Empty = Annotated[Any, Field(description="accepted if it is empty"), AfterValidator(_empty)]
+
+
+def ignoring(base: type[Model], *members: str, empty: Sequence[str] = ()) -> type[Model]:
+    """`base` with members that are accepted: whatever they say, or if they are empty."""
+    fields: dict[str, Any] = dict.fromkeys(members, (Ignored, None)) | dict.fromkeys(empty, (Empty, None))
     return create_model(base.__name__, __base__=base, **fields)
 
 
@@ -39,15 +58,24 @@ def first_error(error: ValidationError) -> Any:
     return min(error.errors(include_input=False), key=lambda each: each["type"] != "extra_forbidden")
 
 
-def validated(model: type[Model], members: dict[str, Any], strict: bool | None = None) -> Model:
-    """A member that may not be null is absent if it is. Raises ApiError: 400 naming the member at fault."""
+def validated(
+    model: type[Model], members: dict[str, Any], strict: bool | None = None, ignored: set[str] | None = None
+) -> Model:
+    """Validates `members`. One that may not be null is absent if it is.
+
+    Args:
+        ignored: gets the names of members that have no effect.
+
+    Raises:
+        ApiError: 400 naming the member at fault.
+    """
     try:
-        return model.model_validate(members, strict=strict)
+        return model.model_validate(members, strict=strict, context=ignored)
     except ValidationError as error:
         fault = error
     if (fewer := _without_nulls(members, fault)) is None:
         raise _refusal(fault, members)
-    return validated(model, fewer, strict)
+    return validated(model, fewer, strict, ignored)
 
 
 def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
@@ -61,11 +89,11 @@ def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
         raise
 
 
-def validated_json(model: type[Model], body: bytes | str) -> Model:
+def validated_json(model: type[Model], body: bytes | str, ignored: set[str] | None = None) -> Model:
     """As `validated`. A byte order mark is no fault."""
     body = body.removeprefix(BOM_UTF8) if isinstance(body, bytes) else body
     try:
-        return model.model_validate_json(body)
+        return model.model_validate_json(body, context=ignored)
     except ValidationError as error:
         fault = error
     first = first_error(fault)
@@ -74,7 +102,7 @@ def validated_json(model: type[Model], body: bytes | str) -> Model:
     value = json.loads(body)
     if (fewer := _without_nulls(value, fault)) is None:
         raise _refusal(fault, value)
-    return validated_json(model, json.dumps(fewer))
+    return validated_json(model, json.dumps(fewer), ignored)
 
 
 OBJECT_FAULTS = {"model_type", "model_attributes_type", "dict_type"}  # pydantic's words for them name our classes

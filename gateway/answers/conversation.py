@@ -2,17 +2,28 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from gateway.validation import Lenient, Strict
+from gateway.answers.harmless import CACHING, OF_OTHER_MESSAGES
+from gateway.validation import Lenient, Strict, ignoring
+
+_Part = ignoring(Strict, *CACHING)
+_Message = ignoring(Strict, *CACHING, empty=OF_OTHER_MESSAGES)
+_ANSWERED = ConfigDict(extra="ignore")
 
 
-class TextPart(Strict):
+class TextPart(ignoring(_Part, "annotations")):
     type: Literal["text"]
     text: str
 
 
-class RefusalPart(Strict):
+class AnswerText(TextPart):
+    """Of an earlier answer, which may have more."""
+
+    model_config = _ANSWERED
+
+
+class RefusalPart(Lenient):
     """An earlier refusal; read as text."""
 
     type: Literal["refusal"]
@@ -26,12 +37,18 @@ class MediaUrl(Strict):
 
 
 class ImageUrl(MediaUrl):
-    detail: Literal["auto", "low", "high"] | None = Field(default=None, description="accepted; without effect")
+    detail: str | None = Field(default=None, description="accepted; without effect")
 
 
-class ImagePart(Strict):
+class ImagePart(_Part):
     type: Literal["image_url"]
     image_url: ImageUrl
+
+
+class AnswerImage(ImagePart):
+    """Of an earlier answer, which may have more."""
+
+    model_config = _ANSWERED
 
 
 class InputAudio(Strict):
@@ -48,17 +65,17 @@ class InputAudio(Strict):
         return self.data if self.data.startswith("data:") else f"data:;base64,{self.data}"
 
 
-class InputAudioPart(Strict):
+class InputAudioPart(_Part):
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
-class AudioUrlPart(Strict):
+class AudioUrlPart(_Part):
     type: Literal["audio_url"]
     audio_url: MediaUrl
 
 
-class VideoUrlPart(Strict):
+class VideoUrlPart(_Part):
     type: Literal["video_url"]
     video_url: MediaUrl
 
@@ -67,44 +84,53 @@ def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+def _as_parts_or_none(content: Any) -> Any:
+    """Of turns that were interrupted, and of tools that return nothing."""
+    return [] if content is None else _as_parts(content)
+
+
 MediaPart = ImagePart | InputAudioPart | AudioUrlPart | VideoUrlPart
 UserPart = Annotated[TextPart | MediaPart, Field(discriminator="type")]
-TextOnly = Annotated[list[Annotated[TextPart, Field()]], Field(min_length=1), BeforeValidator(_as_parts)]
+TextOnly = Annotated[list[Annotated[TextPart, Field()]], BeforeValidator(_as_parts_or_none)]
 UserContent = Annotated[list[UserPart], Field(min_length=1), BeforeValidator(_as_parts)]
-AssistantPart = Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]
+ToolContent = Annotated[list[UserPart], BeforeValidator(_as_parts_or_none)]
+AssistantPart = Annotated[AnswerText | RefusalPart | AnswerImage, Field(discriminator="type")]
 AssistantContent = Annotated[list[AssistantPart], BeforeValidator(_as_parts)]
 
 
-class SystemMessage(Strict):
+class SystemMessage(_Message):
     """Instructions; "developer" is OpenAI's newer name for the same."""
 
     role: Literal["system", "developer"]
-    content: TextOnly
+    content: TextOnly = Field(default=[])
     name: str | None = None
 
 
-class UserMessage(Strict):
+class UserMessage(_Message):
     role: Literal["user"]
     content: UserContent
     name: str | None = None
 
 
-class ToolMessage(Strict):
+class ToolMessage(_Message):
     """The result of a tool call."""
 
     role: Literal["tool"]
-    content: UserContent
+    content: ToolContent = Field(default=[])
     tool_call_id: str
+    name: str | None = None
 
 
-class FunctionCall(Strict):
+class FunctionCall(Lenient):
     name: str
-    arguments: str
+    arguments: str = Field(default="", description="JSON as the model wrote it, even if it was cut off")
 
 
-class ToolCall(Strict):
+class ToolCall(Lenient):
+    """Of an earlier answer: clients send back more than is read."""
+
     id: str
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: FunctionCall
 
     @classmethod

@@ -7,11 +7,12 @@ import numpy as np
 import pybase64
 from pydantic import BeforeValidator, Field
 
+from gateway.answers import harmless
 from gateway.errors import from_error, invalid
 from gateway.media.encode import MAX_SIDE_PIXELS, ImageFormat, encode_image
 from gateway.pipeline.sampling import MAX_SEED
 from gateway.pipeline.stage import Stage
-from gateway.validation import Positive, Strict
+from gateway.validation import Positive, Strict, ignoring
 from quartet.v1 import dit_pb2, server_info_pb2
 
 PROGRESS_INTERVAL_MS = 100  # as often as a person looks
@@ -50,11 +51,10 @@ class DiffusionMembers(Strict):
     lora: Loras | None = None
 
 
-class DiffusionRequest(DiffusionMembers):
+class DiffusionRequest(ignoring(DiffusionMembers, *harmless.DIFFUSION)):
     model: str | None = Field(default=None, description="default: the model that makes what the endpoint is for")
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    user: Any = Field(default=None, description="accepted; without effect")
 
     def start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
         """The stage's start message, without the endpoint's own members. Raises ApiError: 400."""
@@ -144,17 +144,18 @@ class StreamExtras(Strict):
     progress: bool | None = Field(default=None, description="quartet.progress events of denoising, at most 10 a second")
 
 
-class ImageRequest(ImageMembers, DiffusionRequest):
+class ImageRequest(ImageMembers, ignoring(DiffusionRequest, *harmless.IMAGES)):
     """A request for images: OpenAI's members and those of diffusion models."""
 
     n: Positive | None = Field(default=None, description="image i has seed + i")
     quality: Literal["auto", "low", "medium", "high", "xhigh", "max", "standard", "hd"] | None = Field(
         default=None, description="accepted; without effect: num_inference_steps is what changes it"
     )
-    response_format: Literal["b64_json"] | None = Field(default=None, description="images are not kept here: no url")
+    response_format: Literal["b64_json", "url"] | None = Field(
+        default=None, description="always b64_json: images are not kept here"
+    )
     background: Literal["auto", "opaque"] | None = Field(default=None, description="always opaque")
     moderation: Literal["auto", "low"] | None = Field(default=None, description="accepted; nothing is moderated")
-    safety_identifier: Any = Field(default=None, description="accepted; without effect")
     stream: bool | None = None
     partial_images: Annotated[int, Field(ge=0, le=3)] | None = Field(
         default=None, description="previews of each image, at most 256 pixels a side; only with stream"

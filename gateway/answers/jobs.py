@@ -145,8 +145,8 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
     )
     pending = fill_messages(start, gateway, request.messages)
     fill_tools(start, request.tools, request.tool_choice)
-    if request.quartet.thinker.chat_template_kwargs:
-        start.chat_template_kwargs_json = json.dumps(request.quartet.thinker.chat_template_kwargs)
+    if variables := request.template_variables:
+        start.chat_template_kwargs_json = json.dumps(variables)
     late_media = await attach_media(gateway, pending)
     refuse_large(start, "messages")
     return start, late_media
@@ -202,9 +202,6 @@ def _fill_message(result: thinker_pb2.ChatMessage, gateway: Gateway, message: Me
         result.reasoning = message.reasoning_content or message.reasoning or ""
         for call in message.tool_calls or ():
             result.tool_calls.add(id=call.id, name=call.function.name, arguments_json=call.function.arguments)
-        if not (result.content or result.tool_calls or result.reasoning):
-            reason = "required unless there are tool_calls, audio or reasoning_content"
-            raise invalid(f"{place}.content", reason)
     elif message.role == "tool":
         result.tool_call_id = message.tool_call_id
     return pending

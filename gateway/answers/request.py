@@ -2,13 +2,14 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from gateway.answers import harmless
 from gateway.answers.conversation import Message
 from gateway.answers.diffusion import ImageOptions
 from gateway.errors import invalid
 from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
-from gateway.validation import NotNegative, Positive, Strict, ignoring
+from gateway.validation import NotNegative, Strict, ignoring
 
 MAX_STOP_STRINGS = 16
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
@@ -30,14 +31,25 @@ class AudioOptions(Strict):
     format: AudioFormat | None = Field(default=None, description="default: wav; a stream: pcm16, the default, or wav")
 
 
-class FunctionTool(Strict):
+def _limit(most: int) -> int | None:
+    if most == 0:
+        raise ValueError("must be 1 or more; -1 is no limit")
+    return None if most == -1 else most
+
+
+# -1 is what many programs send for none.
+Limit = Annotated[int, Field(ge=-1, lt=2**31), AfterValidator(_limit)]
+_Described = ignoring(Strict, *harmless.CACHING)
+
+
+class FunctionTool(_Described):
     name: str = Field(min_length=1, max_length=64)
     description: str | None = None
     parameters: dict[str, Any] | None = Field(default=None, description="JSON schema of its arguments")
     strict: bool | None = Field(default=None, description="accepted; arguments of forced calls follow the schema")
 
 
-class Tool(Strict):
+class Tool(_Described):
     type: Literal["function"]
     function: FunctionTool
 
@@ -133,16 +145,16 @@ class WriterSampling(ThinkerSampling):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="lower goes first")
 
 
-# OpenAI's parameters that change nothing here, and one of vLLM-Omni: the last chunk has `quartet.timings` anyhow.
-_WriterSampling = ignoring(
-    WriterSampling,
-    *("user", "store", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"),
-    *("prompt_cache_options", "safety_identifier", "prediction", "reasoning_effort", "verbosity"),
-    "return_stage_metrics",
-)
+class TemplateVariables(Strict):
+    """Variables of the chat template, as other servers take them."""
+
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="vLLM's spelling of quartet.thinker.chat_template_kwargs"
+    )
+    enable_thinking: bool | None = Field(default=None, description="short for this one of chat_template_kwargs")
 
 
-class ChatCompletionRequest(_WriterSampling):
+class ChatCompletionRequest(TemplateVariables, ignoring(WriterSampling, *harmless.CHATS)):
     """A chat request: OpenAI's parameters, vLLM's further sampling parameters, and `quartet`."""
 
     model: str
@@ -156,7 +168,8 @@ class ChatCompletionRequest(_WriterSampling):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="answers, each with seed + index")
-    max_completion_tokens: Positive | None = Field(default=None, description="wins over max_tokens")
+    max_tokens: Limit | None = Field(default=None, description="most tokens of the answer; -1: no limit")
+    max_completion_tokens: Limit | None = Field(default=None, description="wins over max_tokens")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[AnyTool] | None = Field(default=None, description="functions, and tools that hosted_tools has")
@@ -184,6 +197,17 @@ class ChatCompletionRequest(_WriterSampling):
     def use_audio_in_video(self) -> bool:
         return bool(self.quartet.thinker.use_audio_in_video or self.mm_processor_kwargs.use_audio_in_video)
 
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Those of `quartet` win over others. Raises ApiError: 400, one is the template itself."""
+        own = self.quartet.thinker.chat_template_kwargs or {}
+        given = {"chat_template_kwargs": self.chat_template_kwargs or {}, "quartet.thinker.chat_template_kwargs": own}
+        for place, variables in given.items():
+            if "chat_template" in variables:  # a program, and nothing limits the time it takes
+                raise invalid(f"{place}.chat_template", "is no variable: the template is the model's own")
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return {**thinking, **given["chat_template_kwargs"], **own}
+
     def check(self) -> None:
         """Raises ApiError: 400 naming the first parameter that contradicts another."""
         most = self.max_completion_tokens or self.max_tokens
@@ -195,7 +219,7 @@ class ChatCompletionRequest(_WriterSampling):
             raise invalid("top_logprobs", "only with logprobs: true")
         if self.min_tokens is not None and most is not None and self.min_tokens > most:
             raise invalid("min_tokens", f"{self.min_tokens} is more than the most tokens allowed, {most}")
-        if self.tool_choice is not None and self.tool_choice.type != "none" and not self.tools:
+        if self.tool_choice is not None and self.tool_choice.type not in ("none", "auto") and not self.tools:
             raise invalid("tool_choice", "only with tools")
         named = self.tool_choice and self.tool_choice.function
         if named and named.name not in {tool.function.name for tool in self.tools or () if isinstance(tool, Tool)}:

@@ -50,14 +50,14 @@ async def read_json(http: Request, model: type[Model]) -> Model:
     """Raises ApiError: 400 naming the member at fault; 408, it takes longer than a request may."""
     async with in_time(http):
         body = await http.body()
-    return await parsed(model, body)
+    return await parsed(model, body, http.state.ignored)
 
 
-async def parsed(model: type[Model], body: bytes | str) -> Model:
-    """Raises ApiError: 400 naming the member at fault."""
+async def parsed(model: type[Model], body: bytes | str, ignored: set[str] | None = None) -> Model:
+    """`ignored` gets the names of members without effect. Raises ApiError: 400 naming the member at fault."""
     if len(body) > _LARGE_BODY_BYTES:
-        return await asyncio.to_thread(validated_json, model, body)
-    return validated_json(model, body)
+        return await asyncio.to_thread(validated_json, model, body, ignored)
+    return validated_json(model, body, ignored)
 
 
 async def read_form(
@@ -92,7 +92,7 @@ async def read_form(
                 _put(model, fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
     finally:
         await form.close()
-    request = validated(model, fields, strict=False)  # all fields of a form are texts
+    request = validated(model, fields, strict=False, ignored=http.state.ignored)  # all fields of a form are texts
     if unknown := [name for name in files if name not in file_names]:
         raise invalid(unknown[0], "unknown parameter", "unknown_parameter")
     return request, files

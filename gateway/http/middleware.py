@@ -39,7 +39,8 @@ log = structlog.get_logger()
 
 
 class _OpenRequest:
-    """A request until its log line is written. `fields` are the line's; `status` is 0 before a response."""
+    """A request until its log line is written. `fields` are the line's; `status` is 0 before a response. `ignored` are
+    its members without effect, which the response names."""
 
     def __init__(self, scope: Scope, send: Send, request_id: str) -> None:
         self._scope, self._send, self.id = scope, send, request_id
@@ -48,6 +49,7 @@ class _OpenRequest:
         self._span = None if self._is_quiet else tracing.begin(self.method, request_id, Headers(scope=scope))
         self.fields: dict = {} if self._span is None else {"trace_id": self._span.trace_id}
         self.status = 0
+        self.ignored: set[str] = set()
         self._started = time.monotonic()
         self._ended: float | None = None
 
@@ -60,7 +62,10 @@ class _OpenRequest:
         if message["type"] in ("http.response.start", "websocket.accept"):
             self.status = message.get("status", _SWITCHED)
             message.setdefault("headers", [])
-            MutableHeaders(scope=message)["x-request-id"] = self.id
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.id
+            if self.ignored:
+                headers["x-quartet-ignored"] = ", ".join(sorted(self.ignored))
         elif message["type"] == "websocket.close":
             self.status = self.status or HTTPStatus.FORBIDDEN  # closed before it was accepted
             self.fields["close_code"] = message.get("code")
@@ -81,6 +86,8 @@ class _OpenRequest:
         path = getattr(self._scope.get("route"), "path", "other")  # the client's own path could be anything
         self.status = self.status or CLIENT_CLOSED_REQUEST
         metrics.HTTP_REQUESTS.labels(path, self.status).inc()
+        for member in self.ignored:
+            metrics.IGNORED.labels(path, member).inc()
         if self._span:
             _end_span(self._span, self.method, path, self.status, self.fields)
         line = {"request_id": self.id, "method": self.method, "path": path, "status": self.status}
@@ -92,8 +99,8 @@ class _OpenRequest:
 class RequestContext:
     """Gives each request an id, a span and a log line, and makes a 500 of uncaught errors.
 
-    Keeps a client's x-request-id if it is sane and not in use. Sets `request.state.request_id`, and
-    `request.state.log`, the log line's fields."""
+    Keeps a client's x-request-id if it is sane and not in use. Sets `request.state.request_id`,
+    `request.state.log`, the log line's fields, and `request.state.ignored`, names of members without effect."""
 
     def __init__(self, app: ASGIApp, spans: Spans) -> None:
         self._app, self._spans = app, spans
@@ -104,7 +111,7 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         request = _OpenRequest(scope, send, self._request_id(Headers(scope=scope).get("x-request-id", "")))
-        scope.setdefault("state", {}).update(request_id=request.id, log=request.fields)
+        scope.setdefault("state", {}).update(request_id=request.id, log=request.fields, ignored=request.ignored)
         traced = ExitStack()
         if request.method in _TRACED and scope["path"] not in _OF_OPERATORS:
             traced.enter_context(self._spans.serving(request.span_so_far))

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from services.common.engine.device import log_choices
@@ -18,12 +19,13 @@ from services.thinker.conversation import Prompt
 from services.thinker.environment import failure, scratch_dir
 from services.thinker.execution import compute_dtype, engine_args, has_amx, refused_on_cpu
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
-from services.thinker.grammar import check_allows_text, reason
+from services.thinker.grammar import check_allows_text, find_fault, reason
 from services.thinker.lora import Adapters
 from services.thinker.metrics import EngineStats
 from services.thinker.plugin.row_channel import RowReceiver
 from services.thinker.plugin.rows import Range, RowRequest
 from services.thinker.recorder import VllmRecorder
+from services.thinker.schemas import Schema
 from services.thinker.tools import find_parser
 
 if TYPE_CHECKING:
@@ -142,14 +144,17 @@ class ThinkerEngine:
             raise
         return engine
 
-    async def validate(self, params: "SamplingParams", field: str = "sampling") -> None:
+    async def validate(
+        self, params: "SamplingParams", field: str = "sampling", schemas: Mapping[str, Schema] = MappingProxyType({})
+    ) -> None:
         """Checks a request's parameters before there is a prompt. A grammar is compiled in a thread.
 
         Args:
             field: what structures the output, if something does, else "sampling".
+            schemas: those that the structure is made of, by their fields.
 
         Raises:
-            InvalidInput: vLLM refuses the parameters, or no text fits the structure. Names `field`.
+            InvalidInput: vLLM refuses the parameters, or no text fits the structure. Names one of these fields.
         """
         config = self._llm.vllm_config
         checked = (config.model_config, config.speculative_config, config.structured_outputs_config)
@@ -160,7 +165,8 @@ class ThinkerEngine:
                 await asyncio.to_thread(params.verify, *checked, self._llm.tokenizer)
                 await asyncio.to_thread(check_allows_text, params.structured_outputs)
         except Exception as error:  # the grammar compilers raise what they like
-            raise InvalidInput(field, reason(error)) from error
+            found = await asyncio.to_thread(find_fault, schemas) if params.structured_outputs else None
+            raise InvalidInput(*(found or (field, reason(error)))) from error
         # vLLM verifies what it is given, too: that would compile the grammar once more, on the event loop.
         params.verify = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
 

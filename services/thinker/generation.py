@@ -18,7 +18,7 @@ from services.thinker.output import DeltaWriter, RowForwarder
 from services.thinker.preprocess import Preprocessor
 from services.thinker.reasoning import ThoughtParser
 from services.thinker.request import read_conversation, read_tools, sampling_params
-from services.thinker.structure import Format, calls_of
+from services.thinker.structure import Format, ToolChoice, calls_of
 from services.thinker.template import is_reusable
 from services.thinker.tools import NamedToolParser, ToolCallParser, calls_by
 
@@ -70,7 +70,7 @@ class Generation:
         self._params = sampling_params(sampling, engine.sampling_defaults, vocab_size, self._schema, self._calls())
         kind = sampling.WhichOneof("structure")
         structure = f"sampling.{kind}" if kind else "sampling"
-        await engine.validate(self._params, structure if self._schema is None else "tools")
+        await engine.validate(self._params, structure if self._schema is None else "tools", self._parameters())
         self.conversation = read_conversation(start, self._tools, self.settings)
 
     async def prepare(self) -> thinker_pb2.GenerateResponse:
@@ -136,6 +136,16 @@ class Generation:
         thinks = checkpoint.reasoning if not start.HasField("prompt") else None  # else it is all of it text
         thought = ThoughtParser(thinks, self._prompt.opens_thought) if thinks else None
         return DeltaWriter(checkpoint.tokenizer, top_logprobs, parser, thought)
+
+    def _parameters(self) -> dict[str, dict[str, Any]]:
+        """Schemas of the tools that may be called, by their fields."""
+        only = self.start.tool_choice.name if self.start.tool_choice.mode == ToolChoice.MODE_FUNCTION else None
+        functions = [tool["function"] for tool in self._tools]
+        return {
+            f"tools[{i}].parameters_json": {"type": "object", **(function.get("parameters") or {})}
+            for i, function in enumerate(functions)
+            if only in (None, function["name"])
+        }
 
     def _calls(self) -> Format | None:
         """How the tools are called instead of an answer that has a structure."""

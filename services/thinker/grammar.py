@@ -1,9 +1,11 @@
-"""Grammars that compile, but that no text fits: a schema that points to itself, with no way out."""
+"""Grammars that compile, but that have a dead end: a schema, or a part of one, that always needs itself again."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from services.thinker.schemas import Schema, standalone
 
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
@@ -20,7 +22,7 @@ def reason(error: Exception) -> str:
 
 
 def check_allows_text(params: "StructuredOutputsParams") -> None:
-    """Raises ValueError: the schemas compile, but no text that ends fits one of them."""
+    """Raises ValueError: the schemas compile, but no text that ends fits one of them, or a part that may be begun."""
     from xgrammar import Grammar
 
     grammars: list[Grammar] = []
@@ -30,8 +32,30 @@ def check_allows_text(params: "StructuredOutputsParams") -> None:
         tag = json.loads(params.structural_tag)
         formats = tag["format"].get("elements", [tag["format"]])
         grammars = [Grammar.from_structural_tag(json.dumps(tag | {"format": each})) for each in formats]
-    if not all(_ends(str(grammar)) for grammar in grammars):
-        raise ValueError("no text that ends fits it: a part of it always needs itself again")
+    for grammar in grammars:
+        _check_ends(str(grammar))
+
+
+def find_fault(schemas: Mapping[str, Schema]) -> tuple[str, str] | None:
+    """(field, why it is refused) of the first schema that is refused by itself; None: there is none.
+
+    Args:
+        schemas: parts of a grammar, by the fields that they come from.
+    """
+    from xgrammar import Grammar
+
+    for field, schema in schemas.items():
+        try:
+            _check_ends(str(Grammar.from_json_schema(json.dumps(standalone(schema, field)))))
+        except Exception as error:  # XGrammar raises what it likes
+            return field, reason(error)
+    return None
+
+
+def _check_ends(ebnf: str) -> None:
+    """Raises ValueError: texts of a grammar, as XGrammar prints it, may come to where they cannot end."""
+    if not _ends(ebnf):
+        raise ValueError("no text that ends fits it, or a part of it: that always needs itself again")
 
 
 _STRING = r'"(?:\\.|[^"\\])*"'
@@ -48,7 +72,7 @@ _MOST_WAYS = 1000  # more are not looked at: then a text is taken to end
 
 
 def _ends(ebnf: str) -> bool:
-    """Whether any text of a grammar, as XGrammar prints it, ends."""
+    """Whether all rules of a grammar, as XGrammar prints it, have texts that end."""
     rules = dict(line.split(" ::= ", 1) for line in ebnf.splitlines() if " ::= " in line)
     needed = {name: _alternatives(body) for name, body in rules.items()}
     ending: set[str] = set()
@@ -58,7 +82,12 @@ def _ends(ebnf: str) -> bool:
         for name, ways in reversed(needed.items()):  # rules mostly need later ones
             if any(way <= ending for way in ways):
                 ending.add(name)
-    return "root" in ending
+    left, reached = ["root"], {"root"}
+    while left:
+        names = {token[2] for token in _TOKEN.finditer(rules[left.pop()])} & rules.keys()
+        left += names - reached
+        reached |= names
+    return reached <= ending
 
 
 def _alternatives(body: str) -> Ways:

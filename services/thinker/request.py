@@ -1,5 +1,6 @@
 """What a request says: GenerateStart as a Conversation, SamplingParameters as vLLM's SamplingParams."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ def _message(field: str, message: thinker_pb2.ChatMessage) -> Message:
     parts = [_part(f"{field}.content[{i}]", part) for i, part in enumerate(message.content)]
     calls = []
     for i, call in enumerate(message.tool_calls):
-        arguments = read_object(f"{field}.tool_calls[{i}].arguments_json", call.arguments_json or "{}")
+        arguments = _arguments(f"{field}.tool_calls[{i}].arguments_json", call.arguments_json)
         calls.append({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}})
     if message.token_ids and not all(isinstance(part, str) for part in parts):
         raise InvalidInput(f"{field}.token_ids", "cannot stand for media; leave the ids out, or the media")
@@ -113,6 +114,18 @@ def _message(field: str, message: thinker_pb2.ChatMessage) -> Message:
         raise InvalidInput(f"{field}.reasoning", f"only the assistant's messages have it, not role '{message.role}'")
     ids, reasoning = list(message.token_ids), message.reasoning
     return Message(message.role, parts, calls, message.tool_call_id, message.name, ids, reasoning)
+
+
+def _arguments(field: str, text: str) -> dict[str, Any] | str:
+    """Of an earlier call: an object, or the text of a call that was cut off. No arguments are "" and, in PHP, [].
+
+    Raises InvalidInput: JSON, but no object.
+    """
+    try:
+        is_none = not text or json.loads(text) in ([], None)
+    except (ValueError, RecursionError):
+        return text
+    return {} if is_none else read_object(field, text)
 
 
 def _part(field: str, part: thinker_pb2.ContentPart) -> str | MediaFile:

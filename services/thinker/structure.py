@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput, require
 from services.thinker.family import ToolCallMarkers
+from services.thinker.schemas import define, standalone
 
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 ToolChoice = thinker_pb2.ToolChoice
 Format = Mapping[str, Any]
 """Of XGrammar's structural tags."""
-
-_DATA = frozenset(("const", "default", "enum", "examples"))  # whose values are no schemas
-_BY_NAME = frozenset(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"))
 
 
 def forced_schema(mode: thinker_pb2.ToolChoice.Mode, name: str, tools: Sequence[dict[str, Any]]) -> str | None:
@@ -31,8 +29,11 @@ def forced_schema(mode: thinker_pb2.ToolChoice.Mode, name: str, tools: Sequence[
     if mode == ToolChoice.MODE_FUNCTION:
         require(name in parameters, "tool_choice.name", f"'{name}' is not one of the tools {sorted(parameters)}")
         parameters = {name: parameters[name]}
-    # XGrammar follows pointers through objects, not through lists.
     places = {tool: f"arguments_{i}" for i, tool in enumerate(parameters)}
+    definitions: dict[str, Any] = {}
+    fields = {tool["function"]["name"]: f"tools[{i}].parameters_json" for i, tool in enumerate(tools)}
+    for tool, place in places.items():
+        define(parameters[tool], place, definitions, fields[tool])
     calls = [
         {
             "type": "object",
@@ -42,27 +43,7 @@ def forced_schema(mode: thinker_pb2.ToolChoice.Mode, name: str, tools: Sequence[
         }
         for tool, place in places.items()
     ]
-    arguments = {
-        place: {"type": "object", **_moved(parameters[tool], f"#/$defs/{place}")} for tool, place in places.items()
-    }
-    return json.dumps({"anyOf": calls, "$defs": arguments})
-
-
-def _moved(schema: Any, root: str) -> Any:
-    """`schema`, whose pointers begin at its own root, for a place in another one that `root` points to."""
-    if isinstance(schema, list):
-        return [_moved(each, root) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
-            moved[key] = root + value[1:]
-        elif key in _BY_NAME and isinstance(value, dict):
-            moved[key] = {name: _moved(each, root) for name, each in value.items()}
-        else:
-            moved[key] = value if key in _DATA else _moved(value, root)
-    return moved
+    return json.dumps({"anyOf": calls, "$defs": definitions})
 
 
 def calls_of(tools: Sequence[dict[str, Any]], markers: ToolCallMarkers) -> Format:
@@ -71,10 +52,12 @@ def calls_of(tools: Sequence[dict[str, Any]], markers: ToolCallMarkers) -> Forma
         {
             "type": "tag",
             "begin": f'{markers.opening}\n{{"name": {json.dumps(tool["function"]["name"])}, "arguments": ',
-            "content": _schema_format({"type": "object", **(tool["function"].get("parameters") or {})}),
+            "content": _schema_format(
+                {"type": "object", **(tool["function"].get("parameters") or {})}, f"tools[{i}].parameters_json"
+            ),
             "end": f"}}\n{markers.closing}",
         }
-        for tool in tools
+        for i, tool in enumerate(tools)
     ]
     return {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
 
@@ -101,20 +84,20 @@ def structure_of(
     schema = read_object("sampling.json_schema", request.json_schema) if kind == "json_schema" else {"type": "object"}
     if calls is not None:
         answers: dict[str, Format] = {
-            "json_schema": _schema_format(schema),
-            "json_object": _schema_format(schema),
+            "json_schema": _schema_format(schema, "sampling.json_schema"),
+            "json_object": _schema_format(schema, "sampling.json_schema"),
             "regex": {"type": "regex", "pattern": request.regex},
             "grammar": {"type": "grammar", "grammar": request.grammar},
         }
         format_ = {"type": "or", "elements": [answers[kind], calls]}
         return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
     if kind == "json_schema":
-        return StructuredOutputsParams(json=request.json_schema)
+        return StructuredOutputsParams(json=json.dumps(standalone(schema, "sampling.json_schema")))
     return StructuredOutputsParams(**{kind: getattr(request, kind)})  # vLLM has the same names
 
 
-def _schema_format(schema: Mapping[str, Any]) -> Format:
-    return {"type": "json_schema", "json_schema": schema}
+def _schema_format(schema: Mapping[str, Any], field: str) -> Format:
+    return {"type": "json_schema", "json_schema": standalone(schema, field)}
 
 
 def read_object(field: str, text: str) -> dict[str, Any]:

@@ -202,7 +202,7 @@ async def test_large_media_follow_in_chunks(gateway):
         ({"messages": []}, 400, "messages"),
         ({"foo": 1}, 400, "foo"),
         ({"max_tokens": 0}, 400, "max_tokens"),
-        ({"max_completion_tokens": -1}, 400, "max_completion_tokens"),
+        ({"max_completion_tokens": -2}, 400, "max_completion_tokens"),
         ({"temperature": 2.1}, 400, "temperature"),
         ({"temperature": "1"}, 400, "temperature"),
         ({"top_logprobs": 2}, 400, "top_logprobs"),

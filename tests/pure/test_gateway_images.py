@@ -94,9 +94,11 @@ async def test_every_member_reaches_the_stage(gateway):
 
 @pytest.mark.parametrize("model", ["dall-e-2", "dall-e-3", "gpt-image-1-mini", "chatgpt-image-latest", "", None])
 async def test_models_of_openais_are_the_one_that_makes_images(gateway, model):
-    body = {"model": model, "prompt": "a cat", "n": 1, "size": "64x64", "response_format": "b64_json"}
+    body = {"model": model, "prompt": "a cat", "n": 1, "size": "64x64", "response_format": "url", "style": "vivid"}
     response = await gateway.http.post("/v1/images/generations", json=body)
     assert response.status_code == 200, response.text
+    assert response.headers["x-quartet-ignored"] == "style"
+    assert response.json()["data"][0]["b64_json"]
 
 
 @pytest.mark.parametrize("lora", ["ink", {"ink": 1}, ["ink"], [{"name": "ink"}]])
@@ -209,7 +211,7 @@ async def test_a_streamed_edit(gateway):
         ({"prompt": None}, 400, "prompt"),
         ({"prompt": ""}, 400, "prompt"),
         ({"prompt": "x" * 200_000}, 400, "prompt"),
-        ({"style": "vivid"}, 400, "style"),
+        ({"stile": "vivid"}, 400, "stile"),
         ({"n": 0}, 400, "n"),
         ({"n": PICTURES.max_count + 1}, 400, "n"),
         ({"size": "big"}, 400, "size"),
@@ -218,7 +220,7 @@ async def test_a_streamed_edit(gateway):
         ({"size": "512x512"}, 400, "size"),
         ({"size": "99999x99999"}, 400, "size"),
         ({"quality": "best"}, 400, "quality"),
-        ({"response_format": "url"}, 400, "response_format"),
+        ({"response_format": "file"}, 400, "response_format"),
         ({"output_format": "gif"}, 400, "output_format"),
         ({"output_compression": 50}, 400, "output_compression"),
         ({"output_format": "jpeg", "output_compression": 101}, 400, "output_compression"),

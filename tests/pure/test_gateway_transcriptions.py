@@ -220,6 +220,19 @@ async def test_forms_as_people_send_them(gateway, case):
     assert gateway.scripts["thinker"].requests[0].messages[0].content[1].text == "Transcribe the audio into text."
 
 
+async def test_what_other_servers_call_otherwise(gateway):
+    fields: dict[str, Any] = {"languages[]": "de", "keywords[]": ["Ada", "Ben"], "hotwords": "Cy", "prompt": "Quartet"}
+    habits: dict[str, Any] = {"include[]": "logprobs", "temperature_inc": "0.2", "vad_filter": "true"}
+    response = await post(gateway, **fields, **habits)
+    assert response.headers["x-quartet-ignored"] == "include, temperature_inc, vad_filter"
+    text = gateway.scripts["thinker"].requests[0].messages[0].content[1].text
+    assert text == "Transcribe the German audio into text. Names and terms in it may be: Quartet, Ada, Ben, Cy"
+    await gateway.reset()
+    several: dict[str, Any] = {"languages[]": ["de", "en"]}
+    await post(gateway, **several)
+    assert gateway.scripts["thinker"].requests[0].messages[0].content[1].text == "Transcribe the audio into text."
+
+
 async def test_a_file_needs_no_name(gateway):
     disposition = b'--b\r\ncontent-disposition: form-data; name="%b"\r\n\r\n%b\r\n'
     headers = {"content-type": "multipart/form-data; boundary=b"}
@@ -277,7 +290,6 @@ BAD = {
     "temperature no number": ({"temperature": "warm"}, "temperature"),
     "stream of subtitles": ({"stream": "true", "response_format": "srt"}, "stream"),
     "stream no boolean": ({"stream": "perhaps"}, "stream"),
-    "log-probabilities": ({"include[]": "logprobs"}, "include"),
     "speakers": ({"known_speaker_names[]": "alice"}, "known_speaker_names"),
     "unknown member": ({"beams": "2"}, "beams"),
     "unknown strategy": ({"chunking_strategy": "energy"}, "chunking_strategy"),

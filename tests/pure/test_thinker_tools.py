@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput
+from services.thinker.config import ThinkerSettings
 from services.thinker.family import ToolCallMarkers
+from services.thinker.request import read_conversation
 from services.thinker.structure import ToolChoice, forced_schema
 from services.thinker.tools import ToolCallParser
 
@@ -71,3 +74,20 @@ def test_choices_force_schemas() -> None:
 def test_a_choice_of_what_is_not_there_is_refused(mode: ToolChoice.Mode, name: str) -> None:
     with pytest.raises(InvalidInput, match="tool_choice"):
         forced_schema(mode, name, TOOLS if name else [])
+
+
+def read_back(arguments: str) -> object:
+    """The arguments of an earlier call, as the chat template takes them."""
+    start = thinker_pb2.GenerateStart()
+    start.messages.add(role="assistant").tool_calls.add(id="c", name="weather", arguments_json=arguments)
+    (message,) = read_conversation(start, [], ThinkerSettings(model="m")).messages
+    return message.tool_calls[0]["function"]["arguments"]
+
+
+def test_arguments_of_earlier_calls_may_be_none_or_cut_off() -> None:
+    assert [read_back(text) for text in ("", "{}", "[]", " [ ]", "null")] == [{}] * 5
+    assert read_back('{"city": "Rome"}') == {"city": "Rome"}
+    assert read_back('{"city": "Ro') == '{"city": "Ro'
+    for other in ("5", '"Rome"', '["Rome"]', "true", "0"):
+        with pytest.raises(InvalidInput, match=r"messages\[0\]\.tool_calls\[0\]\.arguments_json"):
+            read_back(other)

@@ -350,6 +350,7 @@ async def test_with_tools_a_structured_answer_may_be_a_call(client: Client, tiny
 
 
 ENDLESS = json.dumps({"type": "object", "properties": {"kid": {"$ref": "#"}}, "required": ["kid"]})
+TOOLS = [thinker_pb2.Tool(name="fine"), thinker_pb2.Tool(name="endless", parameters_json=ENDLESS)]
 ANY = {"mode": thinker_pb2.ToolChoice.MODE_REQUIRED}
 IMAGE, AUDIO, VIDEO = media_pb2.MEDIA_KIND_IMAGE, media_pb2.MEDIA_KIND_AUDIO, media_pb2.MEDIA_KIND_VIDEO
 MIX = (media(VIDEO, mp4(1.0)), media(AUDIO, wav(1.0)), "?")
@@ -365,7 +366,18 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
         "sampling.json_schema",
         {"sampling": {"json_schema": ENDLESS}, "tools": [thinker_pb2.Tool(name="a")]},
     ),
-    "endless tool": ("tools", {"tools": [thinker_pb2.Tool(name="a", parameters_json=ENDLESS)], "tool_choice": ANY}),
+    "endless tool": ("tools[1].parameters_json", {"tools": TOOLS, "tool_choice": ANY}),
+    "endless tool beside a structure": (
+        "tools[1].parameters_json",
+        {"tools": TOOLS, "sampling": {"json_object": True}},
+    ),
+    "pointer of a tool": (
+        "tools[0].parameters_json",
+        {
+            "tools": [thinker_pb2.Tool(name="a", parameters_json='{"properties": {"x": {"$ref": "#/no"}}}')],
+            "tool_choice": ANY,
+        },
+    ),
     "regex": ("sampling.regex", {"sampling": {"regex": "(("}}),
     "stop": ("sampling.stop", {"sampling": {"stop": [""]}}),
     "tool": ("tool_choice.name", {"tools": [thinker_pb2.Tool(name="a")], "tool_choice": {"mode": 4, "name": "b"}}),

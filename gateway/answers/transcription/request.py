@@ -1,13 +1,14 @@
 """Requests for transcriptions and translations."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from gateway.answers import harmless
 from gateway.answers.transcription.languages import language_of
 from gateway.errors import invalid
 from gateway.listening.speech_windows import Pauses
-from gateway.validation import Strict
+from gateway.validation import Strict, ignoring
 
 
 class VadConfig(Strict):
@@ -27,7 +28,7 @@ def _language(named: str) -> str | None:
     return None if named.strip().lower() in ("", "auto") else language_of(named)
 
 
-class TranslationRequest(Strict):
+class TranslationRequest(ignoring(Strict, *harmless.TRANSCRIPTIONS)):
     """Audio to be translated into English text."""
 
     task: ClassVar[str] = "translate"
@@ -35,13 +36,25 @@ class TranslationRequest(Strict):
     language: Annotated[str, AfterValidator(_language)] | None = Field(
         default=None, description="of the sound: ISO 639-1 code or English name; default, or auto: the model finds it"
     )
+    languages: list[Annotated[str, AfterValidator(_language)]] | None = Field(
+        default=None, description="instead of language: one; of several, the model finds which"
+    )
     prompt: str | None = Field(default=None, description="names and terms that may be said, and their spelling")
+    keywords: list[str] | None = Field(default=None, description="added to prompt")
+    hotwords: str | None = Field(default=None, description="added to prompt")
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
     max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = Field(default=1024, description="of a piece of 30 s")
     stream: bool = False
     stream_include_usage: bool = Field(default=False, description="a stream's events are vLLM's chunks as well")
-    stream_continuous_usage_stats: Any = Field(default=None, description="accepted; without effect")
+
+    @model_validator(mode="after")
+    def _has_one_spelling(self) -> Self:
+        """Of members that other servers call otherwise."""
+        if self.language is None and len(self.languages or ()) == 1:
+            self.language = (self.languages or [None])[0]
+        self.prompt = ", ".join(filter(None, (self.prompt, *(self.keywords or ()), self.hotwords))) or None
+        return self
 
     @property
     def pauses(self) -> Pauses:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from gateway.answers import harmless
 from gateway.answers.answer import WholeAnswer, logprobs
 from gateway.answers.completion import CompletionRun, ask_tokenizer, detokenize
 from gateway.answers.gateway import Gateway
@@ -19,7 +20,7 @@ from gateway.http.connection import DONE, admitted, drain, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
-from gateway.validation import NotNegative, Positive
+from gateway.validation import NotNegative, Positive, ignoring
 from quartet.v1 import thinker_pb2
 
 router = APIRouter(tags=["completions"])
@@ -27,7 +28,7 @@ _DEFAULT_TOKENS = 16  # OpenAI's
 _MAX_PROMPTS = 128
 
 
-class CompletionRequest(WriterSampling):
+class CompletionRequest(ignoring(WriterSampling, *harmless.COMPLETIONS)):
     """A request for completions: OpenAI's parameters, and vLLM's further sampling parameters."""
 
     model: str
@@ -46,7 +47,6 @@ class CompletionRequest(WriterSampling):
     return_token_ids: bool | None = Field(
         default=None, description="choices have token_ids, and prompt_token_ids; of a stream, the first chunk of each"
     )
-    user: Any = Field(default=None, description="accepted; without effect")
 
     @property
     def prompt_logprobs(self) -> int | None:

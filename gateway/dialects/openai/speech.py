@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import pybase64
 from fastapi import APIRouter, Depends, Request
@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from gateway import metrics
+from gateway.answers import harmless
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import talker_sampling
 from gateway.answers.meter import Meter
@@ -26,7 +27,7 @@ from gateway.pipeline.events import AudioDelta, Finished
 from gateway.pipeline.run import Job, run, speech
 from gateway.pipeline.sampling import TalkerSampling
 from gateway.pipeline.typed_text import TypedText
-from gateway.validation import NotNegative, Strict
+from gateway.validation import NotNegative, Strict, ignoring
 from quartet.v1 import server_info_pb2, talker_pb2
 
 MEDIA_TYPES = {**AUDIO_MEDIA_TYPES, "pcm": "audio/pcm"}
@@ -54,14 +55,14 @@ class SpeechSettings(VoiceOptions):
     quartet: SpeechOptions = SpeechOptions()
 
 
-class CreateSpeechRequest(SpeechSettings):
+class CreateSpeechRequest(ignoring(SpeechSettings, *harmless.SPEECH)):
     """A text to be spoken."""
 
     input: str = Field(description="what is said; control tokens of the model are read as plain text")
     stream_format: Literal["audio", "sse"] = Field(default="audio", description="sse: OpenAI's speech.audio events")
-    stream: Any = Field(default=None, description="accepted; the audio always leaves as it is made")
-    ignore_eos: Any = Field(default=None, description="accepted; the speech ends where the model ends it")
-    user: Any = None
+    volume_multiplier: Annotated[float, Field(ge=1, le=1)] | None = Field(
+        default=None, description="accepted if it is 1: the speech is as loud as the model makes it"
+    )
 
 
 _ANSWERED = (*MEDIA_TYPES.values(), "text/event-stream")

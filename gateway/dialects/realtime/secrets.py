@@ -6,7 +6,7 @@ import json
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.requests import HTTPConnection
 
 from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, presented_key
@@ -19,6 +19,7 @@ from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, key_of
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
+from gateway.validation import Strict
 
 _MIN_S, _DEFAULT_S, _MAX_S = 10, 600, 7200
 
@@ -48,14 +49,14 @@ def new_session(gateway: Gateway, **members: Any) -> Session:
     return Session.new(model, gateway.pipeline.voices, **members)
 
 
-class ExpiresAfter(BaseModel):
+class ExpiresAfter(Strict):
     """How long the secret opens connections. Open connections outlive it."""
 
     anchor: Literal["created_at"] = "created_at"
     seconds: int = Field(default=_DEFAULT_S, ge=_MIN_S, le=_MAX_S)
 
 
-class ClientSecretRequest(BaseModel):
+class ClientSecretRequest(Strict):
     """A secret and the session that it opens."""
 
     expires_after: ExpiresAfter | None = None

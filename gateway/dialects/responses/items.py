@@ -30,18 +30,18 @@ def new_id(prefix: str) -> str:
 
 class Message(Lenient):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Any]
+    content: str | list[Any] = Field(default=[])
 
 
 class FunctionCall(Lenient):
     call_id: str = Field(min_length=1)
     name: str = Field(min_length=1)
-    arguments: str
+    arguments: str = ""
 
 
 class FunctionCallOutput(Lenient):
     call_id: str = Field(min_length=1)
-    output: str | list[Any]
+    output: str | list[Any] = ""
 
 
 class Reasoning(Lenient):
@@ -110,13 +110,16 @@ def _item(given: Any, field: str, kinds: Mapping[str, tuple[type[Lenient], str]]
     if kind not in kinds:
         raise invalid(f"{field}.type", f"{kind[:40]!r} is no item that is read here; use {', '.join(kinds)}")
     model, prefix = kinds[kind]
-    within(model, given, field)
+    read = within(model, given, field)
     item: Item = {name: value for name, value in given.items() if value is not None} | {"type": kind}
     if kind == "item_reference":
         return item
     if not isinstance(item.get("id"), str):
         item["id"] = new_id(prefix)
     item.setdefault("status", "completed")
+    for name in ("content", "arguments", "output"):  # of interrupted turns, and of tools that return nothing
+        if isinstance(empty := getattr(read, name, None), str | list) and not empty:
+            item.setdefault(name, empty)
     if kind == "message":
         item["content"] = read_parts(item["content"], f"{field}.content", item["role"])
     if kind == "reasoning":
@@ -124,5 +127,5 @@ def _item(given: Any, field: str, kinds: Mapping[str, tuple[type[Lenient], str]]
         if "content" in item:
             item["content"] = read_parts(item["content"], f"{field}.content", "reasoning")
     if kind == "function_call_output" and not isinstance(item["output"], str):
-        item["output"] = read_parts(item["output"], f"{field}.output", "user")
+        item["output"] = read_parts(item["output"], f"{field}.output", "tool")
     return item

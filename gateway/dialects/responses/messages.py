@@ -12,6 +12,7 @@ from gateway.answers.request import (
     JsonObjectFormat,
     JsonSchema,
     JsonSchemaFormat,
+    TemplateVariables,
     Tool,
     ToolChoice,
 )
@@ -24,7 +25,10 @@ from gateway.errors import invalid
 from gateway.pipeline.sampling import ThinkerSampling
 
 # Members that a chat has too, by the same name.
-_SAME = (*ThinkerSampling.model_fields, "model", "modalities", "audio", "stream", "stop", "priority", "lora", "quartet")
+_SAME = (
+    *(*ThinkerSampling.model_fields, *TemplateVariables.model_fields),
+    *("model", "modalities", "audio", "stream", "stop", "priority", "lora", "quartet"),
+)
 
 
 @dataclass

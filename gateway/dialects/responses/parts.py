@@ -76,7 +76,7 @@ def read_parts(given: str | list[Any], field: str, role: str) -> list[Item]:
     if isinstance(given, str):
         written = "output_text" if role == "assistant" else "input_text"
         return [{"type": written, "text": given} | ({"annotations": []} if role == "assistant" else {})]
-    if not given and role not in ("assistant", "reasoning"):
+    if not given and role == "user":
         raise invalid(field, "must not be empty")
     parts = []
     for i, part in enumerate(given):

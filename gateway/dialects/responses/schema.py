@@ -4,7 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
-from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings
+from gateway.answers import harmless
+from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings, TemplateVariables
 from gateway.pipeline.sampling import ThinkerSampling
 from gateway.validation import Lenient, Positive, ignoring
 
@@ -39,12 +40,6 @@ class ConversationId(Lenient):
     id: str
 
 
-# Parameters of OpenAI's and Codex's that have no effect here.
-_ThinkerSampling = ignoring(
-    ThinkerSampling,
-    *("access_programs", "background_options", "client_metadata", "context_management", "image", "moderation"),
-    *("prompt_cache_options", "prompt_cache_retention"),
-)
 Metadata = Annotated[
     dict[
         Annotated[str, StringConstraints(max_length=64)],
@@ -54,7 +49,7 @@ Metadata = Annotated[
 ]
 
 
-class ResponseRequest(_ThinkerSampling):
+class ResponseRequest(TemplateVariables, ignoring(ThinkerSampling, *harmless.RESPONSES)):
     """OpenAI's parameters, vLLM's sampling parameters, and chat's for speech."""
 
     model: str
@@ -113,7 +108,7 @@ class ResponseRequest(_ThinkerSampling):
         return "reasoning.encrypted_content" in (self.include or ())
 
 
-class InputTokensRequest(ResponseRequest):
+class InputTokensRequest(ignoring(ResponseRequest, "personality")):
     """A response whose prompt is counted. Sampling has no effect."""
 
     model: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = Field(
@@ -122,4 +117,3 @@ class InputTokensRequest(ResponseRequest):
     input: Annotated[str | list[Any], BeforeValidator(lambda value: [] if value is None else value)] = Field(
         default=[], description="a text, or items"
     )
-    personality: Any = Field(default=None, description="accepted; without effect")

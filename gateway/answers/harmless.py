@@ -1,0 +1,36 @@
+"""Members of requests that clients send by habit, and that change no answer. They are dropped; the response names them.
+
+docs/api.md has the same table.
+"""
+
+# What programs write on every message and tool for another server's sake.
+CACHING = ("cache_control", "prompt_cache_breakpoint")
+# What a client that has one form for all messages writes as null, or empty, where it does not belong.
+OF_OTHER_MESSAGES = (
+    *("annotations", "audio", "function_call", "images", "reasoning", "reasoning_content", "refusal", "tool_call_id"),
+    "tool_calls",
+)
+
+CHATS = (
+    *("user", "store", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"),
+    *("prompt_cache_options", "safety_identifier", "prediction", "reasoning_effort", "verbosity"),
+    *("reasoning", "usage"),  # OpenRouter's
+    "return_stage_metrics",  # vLLM-Omni's: the last chunk has quartet.timings anyhow
+)
+RESPONSES = (
+    *("access_programs", "background_options", "client_metadata", "context_management", "image", "moderation"),
+    *("prompt_cache_options", "prompt_cache_retention"),
+)
+COMPLETIONS = ("user",)
+SPEECH = (
+    *("stream", "ignore_eos", "user"),
+    "backend",  # LibreChat's
+    *("lang_code", "return_download_link"),  # of Kokoro's clients
+)
+TRANSCRIPTIONS = (
+    *("include", "stream_continuous_usage_stats"),
+    "temperature_inc",  # of whisper.cpp's clients
+    "vad_filter",  # of speaches' clients
+)
+DIFFUSION = ("user",)
+IMAGES = ("safety_identifier", "style")
