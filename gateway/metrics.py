@@ -5,6 +5,7 @@ from prometheus_client import Counter, Gauge, Histogram
 _LATENCY_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 HTTP_REQUESTS = Counter("quartet_gateway_requests_total", "HTTP requests ended", ["path", "status"])
+IGNORED = Counter("quartet_gateway_ignored_members_total", "Members of requests that had no effect", ["member"])
 RUNNING = Gauge("quartet_gateway_running_requests", "Requests for answers, images, sound or videos in progress")
 TTFT = Histogram(
     "quartet_gateway_ttft_seconds", "From a request's arrival to its first text", buckets=_LATENCY_BUCKETS_S

@@ -34,6 +34,26 @@ def ignoring(base: type[Model], *members: str) -> type[Model]:
     return create_model(base.__name__, __base__=base, **fields)
 
 
+_NO_EFFECT = "accepted; without effect"
+# A member that known clients send by habit, and that changes nothing here.
+Dropped = Annotated[Any, Field(description=_NO_EFFECT)]
+
+
+def dropped(value: Any) -> set[str]:
+    """Names of the `Dropped` members, at any depth, that a request says something in."""
+    if isinstance(value, list):
+        return set[str]().union(*map(dropped, value))
+    if not isinstance(value, BaseModel):
+        return set()
+    fields, names = type(value).model_fields, set[str]()
+    for name in value.model_fields_set:
+        if (inner := getattr(value, name)) is not None and fields[name].description == _NO_EFFECT:
+            names.add(name)
+        else:
+            names |= dropped(inner)
+    return names
+
+
 def first_error(error: ValidationError) -> Any:
     """The error to report, without its input, a possible secret. A misspelt key precedes the missing one."""
     return min(error.errors(include_input=False), key=lambda each: each["type"] != "extra_forbidden")

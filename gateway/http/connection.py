@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, aclosing, nullcontext
 from types import MappingProxyType
 from typing import Any, NoReturn, Protocol, Self, TypeVar
@@ -61,6 +61,13 @@ def owner_of(http: HTTPConnection) -> str | None:
     """The API key's name; None without keys."""
     key = key_of(http)
     return key and key.name
+
+
+def ignored(names: Collection[str]) -> dict[str, str]:
+    """The header that says which members of a request had no effect; counts them."""
+    for name in names:
+        metrics.IGNORED.labels(name).inc()
+    return {"x-quartet-ignored": ", ".join(sorted(names))} if names else {}
 
 
 def sse(data: dict[str, Any]) -> bytes:

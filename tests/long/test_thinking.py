@@ -12,6 +12,7 @@ import pytest
 
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
 from services.registry import TEXT_PIPELINE
+from tests.support.clients.anthropic import anthropic_report
 from tests.support.references.thinker_engine import Reference
 from tests.support.systems.command import quartet
 from tests.support.systems.stack import Stack, free_port, running, until
@@ -87,6 +88,17 @@ def test_thought_and_answer_are_those_of_transformers(
     assert "".join(thought_of(delta) or "" for delta in deltas) == thought
     assert "".join(delta.content or "" for delta in deltas) == answer
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == tokens
+
+
+def test_anthropics_clients_get_the_thought_and_send_it_back(system: Stack, reference: Reference) -> None:
+    thought, answer, _ = expected(reference, ENDS, 40)
+    report = anthropic_report(system.url, "", ENDS)
+    (blocks,) = report["thoughts"]
+    assert [block["type"] for block in blocks] == ["thinking", "text"]
+    assert (blocks[0]["thinking"], blocks[1]["text"]) == (thought, answer)
+    assert blocks[0]["signature"]
+    ((counted, read),) = report["counts"]
+    assert counted == read
 
 
 def test_what_stops_an_answer_stops_a_thought(client: openai.OpenAI, reference: Reference) -> None:
