@@ -22,7 +22,8 @@ def seen(path: str) -> dict[str, Any]:
 
 
 def think() -> None:
-    asked: dict[str, Any] = {"model": model, "max_tokens": 40, "temperature": 0, "thinking": {"type": "adaptive"}}
+    asked: dict[str, Any] = {"model": model, "max_tokens": 40, "thinking": {"type": "adaptive"}}
+    asked["extra_body"] = {"temperature": 0}
     said: list[Any] = [{"role": "user", "content": thoughts[0]}]
     with client.messages.stream(**asked, messages=said) as stream:
         first = stream.get_final_message()
