@@ -16,6 +16,8 @@ from gateway.access.shared import SharedState
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoStore
+from gateway.dialects.anthropic import endpoint as messages
+from gateway.dialects.anthropic.refusals import refused
 from gateway.dialects.openai import (
     audio,
     chat,
@@ -104,11 +106,12 @@ _ENDPOINTS = (
     realtime,
     responses,
     conversations,
+    messages,
     profiling,
 )
 
 _OWN_HEADERS = ("ignored", "sample-rate-hz", "seed", "voice")
-_EXPOSED = ("Location", "Retry-After", "x-request-id", *(f"x-quartet-{name}" for name in _OWN_HEADERS))
+_EXPOSED = ("Location", "Retry-After", "request-id", "x-request-id", *(f"x-quartet-{name}" for name in _OWN_HEADERS))
 
 
 def create_app(
@@ -145,7 +148,9 @@ def create_app(
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:
         app.add_middleware(OwnPagesOnly, allowed=settings.allowed_origins)
-    app.add_middleware(RequestContext, spans=spans)  # refusals have an id and a log line, too
+    app.add_middleware(
+        RequestContext, spans=spans, refusals={messages.PATH: refused}
+    )  # refusals have an id and a log line, too
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -171,13 +176,13 @@ def create_app(
 async def _api_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     http.state.log.update(error.log)
-    return error_response(error)
+    return error_response(error, http.scope["state"])
 
 
 async def _http_exception(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     code = "not_found" if error.status_code == 404 else None
     message = f"{http.method} {http.url.path}: {error.detail}"
-    response = error_response(ApiError(error.status_code, message, None, code))
+    response = error_response(ApiError(error.status_code, message, None, code), http.scope["state"])
     response.headers.update(error.headers or {})
     return response

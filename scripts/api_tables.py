@@ -1,4 +1,4 @@
-"""Brings the tables of docs/api.md up to date with the gateway's OpenAPI document: python scripts/api_tables.py
+"""Brings tables of the documents up to date with the gateway's OpenAPI document: python scripts/api_tables.py
 
 A comment before a table names what the table lists: the endpoints, the members of a request, or the members of one of
 its objects:
@@ -26,7 +26,7 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs/api.md"
+PAGES = (ROOT / "docs/api.md", ROOT / "docs/messages.md")
 _TABLE = re.compile(r"^<!-- table: (.*) -->\n\|.*\n\|[-|]+\n((?:\|.*\n)*)", re.MULTILINE)
 _ENDPOINT = re.compile(r"`(GET|POST|DELETE) ([^`]+)`")
 # Members that the gateway takes in a further form, which the OpenAPI document does not have.
@@ -217,4 +217,5 @@ def _number(number: float) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text(), gateway()))
+    for page in PAGES:
+        page.write_text(updated(page.read_text(), gateway()))

@@ -66,6 +66,11 @@ def bearer_of(headers: Mapping[str, str]) -> str:
     return credentials.strip() if scheme.lower() == "bearer" else ""
 
 
+def key_in(headers: Mapping[str, str]) -> str:
+    """The key of an HTTP request, or "": in Authorization, or in `x-api-key` of Anthropic's clients."""
+    return bearer_of(headers) or headers.get("x-api-key", "").strip()
+
+
 def read_key_file(file: Path) -> list[ApiKeyEntry]:
     """Raises YamlError, which repeats no hash."""
     source = read_yaml(file, "key `keys`, a list of what `quartet key` prints")

@@ -23,7 +23,7 @@ PREFIX = "ek_"
 # What a secret opens for its API key. It lists, keeps and removes nothing of the key's.
 _SOCKETS = {PATH, AZURE_PATH, "/v1/audio/speech/stream"}
 _POSTS = {
-    *("/v1/chat/completions", "/v1/completions", "/v1/images/generations", "/v1/images/edits"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/images/generations", "/v1/images/edits", "/v1/messages"),
     *(f"/v1/audio/{name}" for name in ("speech", "transcriptions", "translations", "generations")),
 }
 _RANDOM_BYTES = 32

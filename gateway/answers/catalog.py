@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from gateway.answers.names import OUTPUTS, Purpose, is_openai_model, is_openai_voice, own_voice
+from gateway.answers.names import OUTPUTS, Purpose, is_foreign_model, is_openai_voice, own_voice
 from gateway.errors import ApiError, from_error, invalid
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
@@ -59,7 +59,7 @@ class Catalog:
             if models and alias not in models:
                 raise _no_model(f"{name!r} is an alias of {alias!r}, which does not exist here", models)
             return alias
-        if purpose in OUTPUTS and (not name or is_openai_model(name, purpose)):
+        if purpose in OUTPUTS and (not name or is_foreign_model(name, purpose)):
             stage = self._pipeline.output(OUTPUTS[purpose])
             return stage and self.model_of(stage)
         return name

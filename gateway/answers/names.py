@@ -1,4 +1,4 @@
-"""OpenAI's names of voices and models, and what they mean here."""
+"""OpenAI's and Anthropic's names of voices and models, and what they mean here."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -15,8 +15,9 @@ OPENAI_VOICES = (
     *("vesper", "willow"),
 )
 
-Purpose: TypeAlias = Literal["answers", "speech", "transcription", "realtime", "image", "video", "audio"]
+Purpose: TypeAlias = Literal["answers", "messages", "speech", "transcription", "realtime", "image", "video", "audio"]
 OUTPUTS: dict[Purpose, Output] = {
+    "messages": "text",
     "speech": "speech",
     "transcription": "text",
     "realtime": "text",
@@ -25,7 +26,8 @@ OUTPUTS: dict[Purpose, Output] = {
     "audio": "audio",
 }
 # Names of models that do one thing only. Where that is done, they mean the model that does it here.
-_OPENAI_MODELS: dict[Purpose, tuple[str, ...]] = {
+_FOREIGN_MODELS: dict[Purpose, tuple[str, ...]] = {
+    "messages": ("claude-*",),
     "speech": ("tts-1*", "gpt-*-tts*"),
     "transcription": ("whisper-*", "gpt-*transcribe*"),
     "realtime": ("gpt-*realtime*", "gpt-*audio*", "gpt-*transcribe*", "gpt-live*", "whisper-*"),
@@ -34,8 +36,8 @@ _OPENAI_MODELS: dict[Purpose, tuple[str, ...]] = {
 }
 
 
-def is_openai_model(name: str, purpose: Purpose) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in _OPENAI_MODELS.get(purpose, ()))
+def is_foreign_model(name: str, purpose: Purpose) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in _FOREIGN_MODELS.get(purpose, ()))
 
 
 def is_openai_voice(name: str) -> bool:

@@ -16,6 +16,19 @@ from gateway.pipeline.run import Job, run
 from services.common.errors import ContextTooLong, TooManyMedia
 
 
+async def count_tokens(gateway: Gateway, job: Job, meter: Meter) -> int:
+    """Tokens of the job's prompt, as the thinker counts them; nothing is written. Raises ApiError or StageError."""
+    start, tokens = job.starts["thinker"], 0
+    start.count_only = True
+    counted = replace(job, starts={"thinker": start})
+    async with aclosing(run(gateway.pipeline, [counted], meter.left_s)) as events:
+        async for _, event in events:
+            if isinstance(event, PromptRead):
+                tokens = event.tokens.prompt_tokens
+    meter.log["prompt_tokens"] = tokens
+    return tokens
+
+
 class Dialog(Protocol):
     """The conversation that an answer belongs to, in a dialect's own form."""
 
@@ -96,20 +109,11 @@ class Turns:
 
     async def count(self) -> int:
         """Tokens of the first prompt; nothing is written. Raises ApiError."""
-        tokens = 0
         while True:
             try:
                 with in_own_terms(self._dialog.own_name):
                     job = await self._dialog.job(self._meter.request_id, offers_tools=True, is_first=True)
-                    start = job.starts["thinker"]
-                    start.count_only = True
-                    counted = replace(job, starts={"thinker": start})
-                    async with aclosing(run(self._gateway.pipeline, [counted], self._meter.left_s)) as events:
-                        async for _, event in events:
-                            if isinstance(event, PromptRead):
-                                tokens = event.tokens.prompt_tokens
-                self._meter.log["prompt_tokens"] = tokens
-                return tokens
+                    return await count_tokens(self._gateway, job, self._meter)
             except ApiError as error:
                 if not self._shortens(error):
                     raise

@@ -164,6 +164,7 @@ def _put(model: type[BaseModel], fields: dict[str, Any], name: str, value: Any) 
 JSON = ("application/json",)
 FILE = {"type": "string", "format": "binary"}
 _ERROR = {"description": "OpenAI's error body: {error: {message, type, param, code}}"}
+_ERRORS: dict[str, Any] = dict.fromkeys(("400", "401", "404", "413", "429", "500", "503", "504"), _ERROR)
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
@@ -190,6 +191,7 @@ def page(
     needed: str | None = None,
     answered: Iterable[str] = ("application/json", "text/event-stream"),
     media_type: str = "application/json",
+    errors: Mapping[str, Any] = _ERRORS,
 ) -> dict[str, Any]:
     """An endpoint's OpenAPI description.
 
@@ -199,6 +201,7 @@ def page(
         needed: the required file.
         answered: media types of the response.
         media_type: of the request.
+        errors: descriptions of refusals, by status.
     """
     schema = _inlined(model.model_json_schema())
     schema["properties"] |= files
@@ -208,6 +211,6 @@ def page(
         "requestBody": {"required": True, "content": {media_type: {"schema": schema}}},
         "responses": {
             "200": {"description": answer, "content": {kind: {} for kind in answered}},
-            **dict.fromkeys(("400", "401", "404", "413", "429", "500", "503", "504"), _ERROR),
+            **errors,
         },
     }

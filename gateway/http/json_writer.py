@@ -1,7 +1,8 @@
 """JSON in UTF-8 without spaces."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -31,14 +32,22 @@ def first_page(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
     return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": len(objects) > limit}
 
 
-def error_response(error: ApiError) -> Json:
+def error_headers(error: ApiError) -> dict[str, str]:
     headers = {"www-authenticate": "Bearer"} if error.status == 401 else {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    return Json(error.body(), error.status, headers)
+    return headers
+
+
+def error_response(error: ApiError, state: Mapping[str, Any] = MappingProxyType({})) -> Json:
+    """In OpenAI's form, or in that of the request's API: `refused` in the request's `state`."""
+    if (refused := state.get("refused")) is not None:
+        return refused(error)
+    return Json(error.body(), error.status, error_headers(error))
 
 
 async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Answers a request with `error`, and notes it for the log line."""
-    scope.get("state", {}).get("log", {}).update(error.log)
-    await error_response(error)(scope, receive, send)
+    state = scope.get("state", {})
+    state.get("log", {}).update(error.log)
+    await error_response(error, state)(scope, receive, send)

@@ -3,17 +3,20 @@
 import re
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from http import HTTPStatus
+from types import MappingProxyType
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.responses import Response
 from starlette.status import WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
-from gateway.access.api_keys import ApiKey, ApiKeys, bearer_of
+from gateway.access.api_keys import ApiKey, ApiKeys, key_in
 from gateway.access.client_secrets import PREFIX, ClientSecrets, opens, presented_key
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
@@ -79,7 +82,7 @@ class _OpenRequest:
         if self._scope["type"] == "websocket":
             await self.send({"type": "websocket.close", "code": WS_1011_INTERNAL_ERROR})
         elif self.status == 0:
-            await error_response(error)(self._scope, receive, self.send)
+            await error_response(error, self._scope["state"])(self._scope, receive, self.send)
 
     def end(self) -> None:
         duration_ms = round((time.monotonic() - self._started) * 1000, 1)
@@ -100,10 +103,19 @@ class RequestContext:
     """Gives each request an id, a span and a log line, and makes a 500 of uncaught errors.
 
     Keeps a client's x-request-id if it is sane and not in use. Sets `request.state.request_id`,
-    `request.state.log`, the log line's fields, and `request.state.ignored`, names of members without effect."""
+    `request.state.log`, the log line's fields, and `request.state.ignored`, names of members without effect.
 
-    def __init__(self, app: ASGIApp, spans: Spans) -> None:
-        self._app, self._spans = app, spans
+    Args:
+        refusals: by the beginning of their paths, the APIs with errors of their own form: (error, request's id) ->
+            response."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        spans: Spans,
+        refusals: Mapping[str, Callable[[ApiError, str], Response]] = MappingProxyType({}),
+    ) -> None:
+        self._app, self._spans, self._refusals = app, spans, refusals
         self._running_ids: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,6 +124,9 @@ class RequestContext:
             return
         request = _OpenRequest(scope, send, self._request_id(Headers(scope=scope).get("x-request-id", "")))
         scope.setdefault("state", {}).update(request_id=request.id, log=request.fields, ignored=request.ignored)
+        for prefix, refused in self._refusals.items():
+            if f"{scope['path']}/".startswith(f"{prefix}/"):
+                scope["state"]["refused"] = lambda error, refused=refused: refused(error, request.id)
         traced = ExitStack()
         if request.method in _TRACED and scope["path"] not in _OF_OPERATORS:
             traced.enter_context(self._spans.serving(request.span_so_far))
@@ -172,7 +187,7 @@ class BodyLimit:
             return
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_bytes:
-            await error_response(error)(scope, receive, send)
+            await refuse(error, scope, receive, send)
             return
         received = 0
 
@@ -200,7 +215,7 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         presented = (
-            presented_key(HTTPConnection(scope)) if scope["type"] == "websocket" else bearer_of(Headers(scope=scope))
+            presented_key(HTTPConnection(scope)) if scope["type"] == "websocket" else key_in(Headers(scope=scope))
         )
         key = self._key(presented, scope) if presented else None
         if key is not None:
@@ -217,7 +232,8 @@ class RequireKey:
             await refuse(ApiError(401, message, None, "invalid_api_key"), scope, receive, send)
         else:
             reason = "the API key is not known here" if presented else "an API key is required"
-            message = f"{reason}; send `Authorization: Bearer KEY` with one that this server's operator gave out"
+            headers = "`Authorization: Bearer KEY` or `x-api-key: KEY`"
+            message = f"{reason}; send {headers} with one that this server's operator gave out"
             await refuse(ApiError(401, message, None, "invalid_api_key"), scope, receive, send)
 
     def _key(self, presented: str, scope: Scope) -> ApiKey | None:

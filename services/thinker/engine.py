@@ -52,6 +52,7 @@ class Step:
         scheduled, first_token: when the engine began with the request, and sampled the first token: seconds of
             time.monotonic().
         prompt_logprobs: as `logprobs`, of the prompt's tokens but the first, in the step of the first new token.
+        stop: the stop string that ended the answer; "": none did.
     """
 
     text: str
@@ -62,6 +63,7 @@ class Step:
     scheduled: float
     first_token: float
     prompt_logprobs: "Sequence[Mapping[int, Logprob]]" = ()
+    stop: str = ""
 
 
 @dataclass(frozen=True)
@@ -281,4 +283,5 @@ def _step(output: "RequestOutput") -> Step:
         scheduled=metrics.scheduled_ts if metrics else 0.0,
         first_token=metrics.first_token_ts if metrics else 0.0,
         prompt_logprobs=[by_id for by_id in output.prompt_logprobs or () if by_id is not None],
+        stop=completion.stop_reason if isinstance(completion.stop_reason, str) else "",
     )

@@ -190,6 +190,7 @@ class Generation:
         if step.finish_reason:
             summary.finish_reason = deltas.finish_reason(step.finish_reason)
             summary.cached_tokens, summary.reasoning_tokens = step.cached_tokens, deltas.reasoning_tokens
+            summary.stop = step.stop
             special_ids, ended = self.engine.checkpoint.special_ids, step.finish_reason == "stop"
             # a call that was forced is sampled without the markers that the template puts around it
             summary.token_ids_reusable = self._schema is None and is_reusable(deltas.token_ids, special_ids, ended)

@@ -17,7 +17,9 @@ import pytest
 from PIL import Image
 
 from cli.plan import OMNI_DIT_PIPELINE
+from tests.support.clients.anthropic import anthropic_report
 from tests.support.clients.environments import CLIENTS, python_with
+from tests.support.samples.media import png
 from tests.support.systems.stack import Stack, running
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
@@ -113,3 +115,16 @@ def test_another_library_asks_and_answers_calls(stack: Stack, program: str) -> N
     assert report["calls"]
     assert all(isinstance(call["on"], bool) for call in report["calls"])
     assert all(report["texts"])
+
+
+def test_anthropics_library_asks_and_answers_calls(stack: Stack, tmp_path: Path) -> None:
+    """Tools, images, a stream, a count and a refusal."""
+    (tmp_path / "seen.png").write_bytes(png())
+    report = anthropic_report(stack.url, str(tmp_path / "seen.png"))
+    assert report["calls"]
+    assert all(isinstance(call["on"], bool) for call in report["calls"])
+    assert all(report["texts"])
+    assert [counted == read for counted, read in report["counts"]] == [True]
+    kind, request_id, message = report["refused"]
+    assert (kind, request_id[:4]) == ("invalid_request_error", "req_")
+    assert "modle: unknown parameter" in message

@@ -12,6 +12,7 @@ import pytest
 
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
 from services.registry import TEXT_PIPELINE
+from tests.support.clients.anthropic import anthropic_report
 from tests.support.references.thinker_engine import Reference
 from tests.support.systems.command import quartet
 from tests.support.systems.stack import Stack, free_port, running, until
@@ -89,6 +90,17 @@ def test_thought_and_answer_are_those_of_transformers(
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == tokens
 
 
+def test_anthropics_clients_get_the_thought_and_send_it_back(system: Stack, reference: Reference) -> None:
+    thought, answer, _ = expected(reference, ENDS, 40)
+    report = anthropic_report(system.url, "", ENDS)
+    (blocks,) = report["thoughts"]
+    assert [block["type"] for block in blocks] == ["thinking", "text"]
+    assert (blocks[0]["thinking"], blocks[1]["text"]) == (thought, answer)
+    assert blocks[0]["signature"]
+    ((counted, read),) = report["counts"]
+    assert counted == read
+
+
 def test_what_stops_an_answer_stops_a_thought(client: openai.OpenAI, reference: Reference) -> None:
     thought, answer, _ = expected(reference, ENDS, 40)
     for stop, told in (
@@ -126,7 +138,9 @@ def test_a_stage_alone_tells_thought_and_calls_apart(system: Stack, reference: R
     start = thinker_pb2.GenerateStart(
         request_id="alone",
         messages=[thinker_pb2.ChatMessage(role="user", content=[thinker_pb2.ContentPart(text=ENDS)])],
-        sampling=thinker_pb2.SamplingParameters(temperature=0, regex=written, logit_bias={end: 20, answer: 10}, max_tokens=200),
+        sampling=thinker_pb2.SamplingParameters(
+            temperature=0, regex=written, logit_bias={end: 20, answer: 10}, max_tokens=200
+        ),
         tools=[thinker_pb2.Tool(name="look", parameters_json=json.dumps(SCHEMA))],
     )
     with grpc.insecure_channel(system.addresses["thinker"]) as channel:

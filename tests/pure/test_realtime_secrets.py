@@ -22,7 +22,7 @@ from tests.support.systems.routes import endpoints
 
 ALICE, BOB = new_key(), new_key()
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
-OPENED = {("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions")}
+OPENED = {("GET", "/v1/models"), *(("POST", f"/v1/{name}") for name in ("chat/completions", "completions", "messages"))}
 OPENED |= {("POST", f"/v1/images/{each}") for each in ("generations", "edits")}
 OPENED |= {("POST", f"/v1/audio/{each}") for each in ("speech", "transcriptions", "translations", "generations")}
 

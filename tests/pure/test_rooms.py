@@ -52,6 +52,7 @@ PLAN: dict[str, tuple[str, ...]] = {
     "gateway.http": (*GATEWAY, "gateway.access", "gateway.page"),
     "gateway.answers": ANSWERS,
     # Each parses requests and renders answers; none imports another.
+    "gateway.dialects.anthropic": (*ANSWERS, "gateway.answers", "gateway.http"),
     "gateway.dialects.openai": (*ANSWERS, "gateway.answers", "gateway.http"),
     "gateway.dialects.operators": (*ANSWERS, "gateway.answers", "gateway.http"),
     "gateway.dialects.realtime": (*ANSWERS, "gateway.answers", "gateway.http"),

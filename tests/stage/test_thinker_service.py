@@ -275,6 +275,7 @@ async def test_sampling_is_passed_on(client: Client) -> None:
     )
     assert stopped.text == free.text[: free.text.index(stop)]
     assert stopped.summary.finish_reason == thinker_pb2.FINISH_REASON_STOP
+    assert (stopped.summary.stop, free.summary.stop) == (stop, "")
 
     seeded = {"max_tokens": 16, "temperature": 1.5, "seed": 7, "ignore_eos": True}
     first, second = [await client.generate(client.start("go on", sampling=seeded)) for _ in range(2)]

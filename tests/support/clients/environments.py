@@ -30,13 +30,12 @@ def python_with(name: str) -> Path:
     return kept_folder(make, "python", sys.version, requirements) / "bin" / "python"
 
 
-def node_with_packages(directory: Path) -> str:
-    """The command `node`, for the programs of tests/clients, which are copied to `directory` with what package.json
-    asks for. Skips the test where that cannot be had."""
+def node_with_packages(directory: Path, package: Path = CLIENTS / "package.json") -> str:
+    """The command `node`, for the programs of tests/clients, which are copied to `directory` with what `package` asks
+    for. Skips the test where that cannot be had."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("node or npm is not installed")
-    package = CLIENTS / "package.json"
 
     def make(out: Path) -> None:
         shutil.copy(package, out)

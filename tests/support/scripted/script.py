@@ -32,6 +32,7 @@ class Script:
         running: calls that have not ended.
         queued: requests that it says to have waiting.
         too_long: the answer ends at its most tokens.
+        stop: the stop string that a thinker says ended the answer.
         ids_reusable: what a thinker says of the answer's token ids.
         thought: pieces of what a thinker thinks before it answers.
         takes_s: how long a call takes, beside.
@@ -47,6 +48,7 @@ class Script:
     tool_call: bool = False
     calls: list[tuple[str, str] | list[tuple[str, str]]] = field(default_factory=list)
     too_long: bool = False
+    stop: str = ""
     ids_reusable: bool = True
     thought: Sequence[str] = ()
     missing: str = ""

@@ -75,6 +75,7 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             reasoning_tokens=len(thought),
             timings=TIMINGS,
             token_ids_reusable=self.script.ids_reusable,
+            stop=self.script.stop,
         )
         prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
         outputs = [

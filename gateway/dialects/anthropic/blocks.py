@@ -1,0 +1,174 @@
+"""Content blocks of a request."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from gateway.validation import Ignored, Lenient, Strict
+
+
+def _as_blocks(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class TextBlock(Strict):
+    type: Literal["text"]
+    text: str
+    cache_control: Ignored = None
+    citations: Ignored = None
+    parsed_output: Ignored = None
+
+
+Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks)]
+
+
+class Base64Source(Strict):
+    type: Literal["base64"]
+    media_type: str = Field(description="how the file is read, its data say")
+    data: str = Field(min_length=1)
+
+
+class UrlSource(Strict):
+    type: Literal["url"]
+    url: str = Field(min_length=1)
+
+
+class FileSource(Strict):
+    """Of an uploaded file; there are none here."""
+
+    type: Literal["file"]
+    file_id: str
+
+
+class ImageBlock(Strict):
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource | FileSource, Field(discriminator="type")]
+    cache_control: Ignored = None
+
+
+class TextSource(Strict):
+    type: Literal["text"]
+    media_type: Literal["text/plain"] = "text/plain"
+    data: str
+
+
+class ContentSource(Strict):
+    type: Literal["content"]
+    content: Annotated[
+        list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)
+    ]
+
+
+class Citations(Strict):
+    """Whether the answer cites a document. Answers here cite nothing."""
+
+    enabled: bool | None = None
+
+    @model_validator(mode="after")
+    def _are_off(self) -> Self:
+        if self.enabled:
+            raise ValueError("answers here cite nothing; leave citations out")
+        return self
+
+
+class DocumentBlock(Strict):
+    type: Literal["document"]
+    source: Annotated[TextSource | ContentSource | Base64Source | UrlSource | FileSource, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+    cache_control: Ignored = None
+
+
+class SearchResultBlock(Strict):
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Texts
+    citations: Citations | None = None
+    cache_control: Ignored = None
+
+
+Shown = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
+ShownBlocks = Annotated[list[Annotated[Shown, Field(discriminator="type")]], BeforeValidator(_as_blocks)]
+
+
+class ToolResultBlock(Strict):
+    """The result of a call, for the model."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: ShownBlocks | None = None
+    is_error: bool | None = None
+    cache_control: Ignored = None
+    toolset_name: Ignored = None
+
+
+class ThinkingBlock(Strict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+    cache_control: Ignored = None
+
+
+class ToolUseBlock(Strict):
+    """An earlier call of the model."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1)
+    name: str = Field(min_length=1)
+    input: dict[str, Any]
+    cache_control: Ignored = None
+    caller: Ignored = None
+    toolset_name: Ignored = None
+
+
+class ForeignBlock(Lenient):
+    """Of an answer by another server, whose tools ran there, or whose thought nobody here can read."""
+
+    type: Literal[
+        "redacted_thinking",
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+    ]
+
+
+UserBlock = Shown | ToolResultBlock
+AssistantBlock = TextBlock | ThinkingBlock | ToolUseBlock | ForeignBlock
+
+
+class SystemMessage(Strict):
+    role: Literal["system"]
+    content: Texts = Field(min_length=1)
+
+
+class UserMessage(Strict):
+    role: Literal["user"]
+    content: Annotated[list[Annotated[UserBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)] = Field(
+        min_length=1
+    )
+
+
+class AssistantMessage(Strict):
+    """An earlier answer, as it was sent or its content alone."""
+
+    role: Literal["assistant"]
+    content: Annotated[list[Annotated[AssistantBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)]
+    id: Ignored = None
+    type: Ignored = None
+    model: Ignored = None
+    stop_reason: Ignored = None
+    stop_sequence: Ignored = None
+    stop_details: Ignored = None
+    usage: Ignored = None
+    container: Ignored = None
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
