@@ -1,5 +1,6 @@
 """`/v1/messages` over HTTP, with a thinker that follows a script."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -337,7 +338,8 @@ async def test_a_silent_stream_pings(gateway: Running, monkeypatch: pytest.Monke
     monkeypatch.setattr(connection, "SILENCE_S", 0.02)
     thinker = gateway.scripts["thinker"]
     thinker.hold, thinker.after = True, 2
-    async with gateway.http.stream("POST", "/v1/messages", json=ASK | {"stream": True}) as response:
+    stream = gateway.http.stream("POST", "/v1/messages", json=ASK | {"stream": True})
+    async with asyncio.timeout(60), stream as response:
         lines = []
         async for line in response.aiter_lines():
             lines.append(line)
