@@ -267,7 +267,7 @@ class ChatCompletionRequest(TemplateVariables, ChatMembers, ignoring(WriterSampl
             raise invalid("prompt_logprobs", "a stream does not tell them; set stream to false")
         if self.speaks:
             self._check_spoken()
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "only with logprobs: true")
         if self.min_tokens is not None and most is not None and self.min_tokens > most:
             raise invalid("min_tokens", f"{self.min_tokens} is more than the most tokens allowed, {most}")

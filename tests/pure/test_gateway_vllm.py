@@ -1,6 +1,8 @@
 """What vLLM's clients add to OpenAI's requests, over HTTP; the thinker follows a script."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -255,6 +257,33 @@ async def test_variables_of_the_template_are_those_of_chats(gateway: Running) ->
     await posted(gateway, "/tokenize", asked)
     given = gateway.scripts["thinker"].requests[-1].chat_template_kwargs_json
     assert json.loads(given) == {"enable_thinking": False, "b": 3}
+
+
+VALUES: dict[str, dict[str, Any]] = {
+    "mm_processor_kwargs": {"mm_processor_kwargs": {"fps": 1}},
+    "top_logprobs": {"logprobs": True, "top_logprobs": -1},
+    "prompt_logprobs": {"prompt_logprobs": -1},
+    "structured_outputs": {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+    "whitespace_pattern": {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+    "disable_any_whitespace": {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+    "disable_additional_properties": {"structured_outputs": {"regex": "a", "disable_additional_properties": True}},
+    "role": {"messages": [USER | {"role": "critic"}]},
+    "uuid": {"messages": [USER | {"content": [{"type": "image_url", "image_url": {"url": "x"}, "uuid": "1"}]}]},
+    "image_embeds": {"messages": [USER | {"content": [{"type": "image_embeds", "image_embeds": "x"}]}]},
+}
+
+
+async def test_all_of_the_table_of_refusals_is_refused(gateway: Running) -> None:
+    page = (Path(__file__).parents[2] / "docs/api.md").read_text().partition("## Clients of vLLM")[2]
+    rows = [line.split("|") for line in page.partition("\n## ")[0].splitlines() if line.startswith("| ")][1:]
+    assert 1 <= len(rows) <= 10
+    for name in re.findall("`([^`]+)`", "".join(members for _, members, *_ in rows)):
+        if name.startswith("/"):
+            assert (await gateway.http.post(name, json=ASK)).status_code == 404, name
+            continue
+        status, _ = await gateway.refusal(ASK | VALUES.get(name, {name: {"a": 1}}))
+        assert status == 400, name
+    assert (await gateway.chat(ASK | {"top_logprobs": 0, "session_id": "a", "stream_interval": 5})).status_code == 200
 
 
 SPOKEN = {"modalities": ["text", "audio"]}
