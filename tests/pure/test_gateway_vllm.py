@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from gateway.dialects.openai.answer import Form, StreamedAnswer
+from gateway.pipeline.events import TextDelta
 from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput
 from tests.support.clients.responses import create
@@ -139,6 +141,13 @@ async def test_chats_have_token_ids(gateway: Running) -> None:
     assert "prompt_token_ids" not in plain
     assert "token_ids" not in plain["choices"][0]
     assert not last(gateway).wants_prompt_token_ids
+
+
+async def test_a_token_without_text_has_a_chunk() -> None:
+    answer, delta = StreamedAnswer(0, "", 0), TextDelta(thinker_pb2.GenerateDelta(token_ids=[5]))
+    assert not list(answer.chunks(delta))
+    answer.form = Form(token_ids=True)
+    assert [chunk["choices"][0]["token_ids"] for chunk in answer.chunks(delta)] == [[5]]
 
 
 async def test_tokens_are_told_as_ids(gateway: Running) -> None:
