@@ -281,13 +281,23 @@ async def test_a_file_needs_no_name(gateway):
 @pytest.mark.parametrize("path", [PATH, "/v1/audio/translations"])
 async def test_a_body_in_json(gateway, path):
     data = base64.b64encode(talk()).decode()
-    for file in (data, f"data:audio/mpeg;base64,{data}"):
-        body = {"model": "scripted", "file": file, "language": None, "temperature": 0.2}
+    url = f"data:audio/mpeg;base64,{data}"
+    sounds = (
+        {"file": data},
+        {"file": url},
+        {"input_audio": {"data": data, "format": "mp3"}},
+        {"input_audio": {"data": url}},
+    )
+    for sound in sounds:
+        body = {"model": "scripted", "language": None, "temperature": 0.2, **sound}
         response = await gateway.http.post(path, json=body)
         assert response.json()["text"] == " ".join([SAID] * 3)
     for body, param in (
         ({"model": "scripted"}, "file"),
         ({"model": "scripted", "file": "?"}, "file"),
+        ({"input_audio": {"data": "?"}}, "input_audio.data"),
+        ({"input_audio": {"format": "mp3"}}, "input_audio.data"),
+        ({"input_audio": {"data": data}, "file": data}, "input_audio"),
         ({"model": "scripted", "file": "http://127.0.0.1/a.mp3"}, "file"),
         ({"model": "scripted", "file": data, "beams": 2}, "beams"),
     ):

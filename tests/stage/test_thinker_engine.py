@@ -213,6 +213,14 @@ async def test_concurrent_requests_do_not_see_each_other(thinker: Thinker) -> No
         thinker.assert_equal(result, thinker.expected(conversation))
 
 
+@pytest.mark.parametrize("words", [0, 7, 15, 23, 31])
+async def test_a_step_may_begin_and_end_anywhere_in_a_video_with_its_sound(thinker: Thinker, words: int) -> None:
+    """Its frames and its sound take turns; of a step, one turn of each may be left."""
+    turn = Message("user", ["to " * words, file("video", mp4(2.0)), "and now?"])
+    conversation = Conversation([turn], use_audio_in_video=True)
+    thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
+
+
 async def test_a_long_video_with_its_sound_at_another_frame_rate_beside_an_image(
     thinker: Thinker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -95,8 +95,7 @@ def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb
     """Text, or a call of a function, and why it ends there."""
     if script.tool_call:
         return _call("call_1", "lamp", '{"on":', "true}"), thinker_pb2.FINISH_REASON_TOOL_CALLS
-    if script.calls:
-        given = script.calls.pop(0)
+    if script.calls and (given := script.calls.pop(0)) is not None:
         called = list[thinker_pb2.GenerateDelta]()
         for index, (name, arguments) in enumerate(given if isinstance(given, list) else [given]):
             half = len(arguments) // 2
