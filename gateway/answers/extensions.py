@@ -17,6 +17,10 @@ _OWN_NAMES = {
     "response_format.json_schema.schema": "structured_outputs.json",
     "response_format": "structured_outputs.json_object",
 }
+_ALIKE = (
+    *("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"),
+    "thinking_token_budget",
+)
 JsonText = dict[str, Any] | str
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 
@@ -77,12 +81,13 @@ class TextMembers(Strict):
     spaces_between_special_tokens: bool | None = Field(default=None, description="default: true")
     include_stop_str_in_output: bool | None = Field(default=None, description="default: false")
     allowed_token_ids: list[NotNegative] | None = Field(default=None, min_length=1, description="no others are sampled")
+    thinking_token_budget: NotNegative | None = Field(default=None, description="most tokens of the reasoning")
     bad_words: list[str] | None = Field(default=None, max_length=64, description="they are not written")
 
     def fill(self, sampling: thinker_pb2.SamplingParameters) -> None:
         sampling.allowed_token_ids.extend(self.allowed_token_ids or ())
         sampling.bad_words.extend(self.bad_words or ())
-        for name in ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output"):
+        for name in _ALIKE:
             if (value := getattr(self, name)) is not None:
                 setattr(sampling, name, value)
         if self.structured_outputs is not None:

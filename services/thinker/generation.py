@@ -62,6 +62,8 @@ class Generation:
         if start.sampling.HasField("prompt_logprobs") and not self.settings.prompt_logprobs:
             reason = "is for thinkers that were started with --prompt-logprobs=true; leave it out"
             raise InvalidInput("sampling.prompt_logprobs", reason)
+        if start.sampling.HasField("thinking_token_budget") and engine.checkpoint.reasoning is None:
+            raise InvalidInput("sampling.thinking_token_budget", "this model does not think; leave it out")
         self._tools, self._schema = read_tools(start)
         if self._tools and self._schema is None and not (engine.checkpoint.tool_calls or engine.tool_parser):
             raise InvalidInput("tools[0]", "this model has no tools; leave them out")

@@ -42,6 +42,7 @@ _RANGES = {
     "top_k": sampling_limits.Range(-1, _LONGEST),
     "max_tokens": sampling_limits.Range(1, _LONGEST),
     "min_tokens": sampling_limits.Range(0, _LONGEST),
+    "thinking_token_budget": sampling_limits.Range(0, _LONGEST),
     "top_logprobs": sampling_limits.TOP_LOGPROBS,
     "prompt_logprobs": sampling_limits.TOP_LOGPROBS,
 }

@@ -11,6 +11,7 @@ import openai
 import pydantic
 import pytest
 import soundfile
+from PIL import Image
 
 from tests.support.clients.speech import ENDLESS_SPEECH, ENDLESS_TOKENS
 
@@ -166,7 +167,12 @@ def test_pictures_sounds_and_films_are_read(client, model, media):
     audio = prompt_tokens({"type": "input_audio", "input_audio": spoken})
     audio_url = prompt_tokens({"type": "audio_url", "audio_url": {"url": data_url("audio/wav", media.audio)}})
     video = prompt_tokens({"type": "video_url", "video_url": {"url": data_url("video/mp4", media.video)}})
+    file = io.BytesIO()
+    Image.open(io.BytesIO(media.image)).convert("RGB").save(file, "JPEG")
+    frames = f"data:video/jpeg;base64,{','.join([base64.b64encode(file.getvalue()).decode()] * 3)}"
+    listed = prompt_tokens({"type": "video_url", "video_url": {"url": frames}})
     assert image.prompt_tokens > plain.prompt_tokens
+    assert listed.prompt_tokens > image.prompt_tokens  # two pairs of frames
     assert video.prompt_tokens > plain.prompt_tokens
     assert audio.prompt_tokens == audio_url.prompt_tokens > plain.prompt_tokens
     assert audio.prompt_tokens_details
