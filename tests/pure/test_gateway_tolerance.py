@@ -226,9 +226,12 @@ async def test_a_typo_in_any_member_of_any_endpoint_is_refused(gateway, with_mes
                     continue
                 sent = {"files": [*map(field, value.items())]} if is_form else {"json": value}
                 response = await gateway.http.post(path.format(conversation_id=conversation), **sent)
-                error = response.json()["error"]
-                found = response.status_code, error["code"], error["param"]
-                assert found == (400, "unknown_parameter", place.removeprefix(".")), (path, value, error)
+                named, error = place.removeprefix("."), response.json()["error"]
+                found = response.status_code, error["message"].split(":")[0]
+                assert found == (400, named), (path, value, error)
+                assert "unknown parameter" in error["message"], (path, value, error)
+                if not path.startswith("/v1/messages"):  # Anthropic's errors have no more
+                    assert (error["code"], error["param"]) == ("unknown_parameter", named)
     expected = {path: places for path, places in LENIENT.items() if (path in WITH_MESSAGES) == with_messages}
     assert {path: places for path, places in lenient.items() if places} == expected
 
@@ -246,6 +249,8 @@ LENIENT = {
     "/tokenize": ANSWERS,
     "/v1/responses": {".text", ".reasoning", ".stream_options", ".conversation"},
     "/v1/responses/input_tokens": {".text", ".reasoning", ".stream_options", ".conversation"},
+    "/v1/messages": {".messages[].content[]", ".tools[]"},  # of many types, most of them Anthropic's own
+    "/v1/messages/count_tokens": {".messages[].content[]", ".tools[]"},
 }
 
 

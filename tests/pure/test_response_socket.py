@@ -136,10 +136,10 @@ async def test_what_is_stored_is_stored_as_over_http(gateway):
     stored = (await gateway.http.get(f"/v1/responses/{first['id']}")).json()
     assert stored["output"] == first["output"]
     async with connected(gateway) as client:
-        await client.response(ASK | {"input": "more", "previous_response_id": first["id"]})
+        second = await client.response(ASK | {"input": "more", "previous_response_id": first["id"]})
         assert [text for _, text in prompt(gateway)] == ["hi", TEXT, "more"]
-        await gateway.openai.responses.delete(first["id"])
-        refused = await client.refusal(ASK | {"previous_response_id": first["id"]})
+        await gateway.openai.responses.delete(second["id"])
+        refused = await client.refusal(ASK | {"previous_response_id": second["id"]})
         assert refused == (400, "previous_response_id", "previous_response_not_found")
 
 
