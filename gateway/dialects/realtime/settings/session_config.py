@@ -82,6 +82,12 @@ class TranscriptionSettings(_Part):
     prompt: str | None = None
     keywords: list[str] | None = None
 
+    @model_serializer(mode="wrap")
+    def _as_older_clients_know(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without null for the newer members: pipecat's session does not begin if they are there."""
+        newer = ("languages", "keywords")
+        return {name: value for name, value in dump(self).items() if value is not None or name not in newer}
+
     @property
     def only_language(self) -> str | None:
         """The one that is spoken; None: the model finds it."""
