@@ -27,7 +27,7 @@ from tests.support.k8s.kustomize import build
 from tests.support.settings_of_processes import PROCESSES, required_flags
 
 COMMANDS = commands()
-LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "text", ""}
+LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "nginx", "text", ""}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
