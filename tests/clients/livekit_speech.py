@@ -15,12 +15,10 @@ async def main() -> None:
     async with speaker.synthesize(text) as spoken:
         frames = [event.frame async for event in spoken]
     report["spoken_s"] = sum(frame.duration for frame in frames)
-    for listener in (
-        openai.STT(base_url=base_url),
-        openai.STT(base_url=base_url, model="whisper-1"),
-        openai.STT(base_url=base_url, model="gpt-transcribe", keywords=["boat"]),
-    ):
-        event = await listener.recognize(frames)
+    listener = openai.STT(base_url=base_url)
+    hinted = openai.STT(base_url=base_url, model="gpt-transcribe", keywords=["boat"])
+    for each in (listener, hinted, openai.STT(base_url=base_url, model="whisper-1")):
+        event = await each.recognize(frames)
         report["transcripts"].append(event.alternatives[0].text)
     print(json.dumps(report))
 
