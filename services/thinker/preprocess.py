@@ -1,6 +1,7 @@
 """From a conversation to a prompt: chat template, media decoding, multimodal processing."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,31 +9,46 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from services.common.errors import ContextTooLong, InvalidInput, InvalidMedia
+from services.common.errors import InvalidInput, InvalidMedia, RequestCancelled
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Prompt, runs
 from services.thinker.engine import ThinkerEngine
 from services.thinker.media import decode_audio, decode_image, decode_video
 from services.thinker.template import ChatTemplate
+from services.thinker.tokens import Stop, refuse_longer
 
 Result = TypeVar("Result")
 _NO_TOKEN = -1
+_LONG_TEXT = 65_536  # characters
 _NO_MIX = "leave use_audio_in_video out, and send each video's file again, as an audio part after it"
 
 
 class Preprocessor:
-    """Makes prompts. Decoding runs in threads of its own, vLLM's multimodal processor in vLLM's thread."""
+    """Makes prompts. Texts, long texts and media have threads of their own, and none waits for the others. vLLM's
+    multimodal processor runs in vLLM's thread."""
 
     def __init__(self, settings: ThinkerSettings, engine: ThinkerEngine) -> None:
         self._settings = settings
         self._checkpoint = engine.checkpoint
         self._engine = engine
-        self._pool = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="preprocess")
+        self._media = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="media")
+        self._texts = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="text")
+        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="long-text")
         self.template = ChatTemplate(engine.checkpoint)
 
-    async def in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """What `call` returns in one of the threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *arguments)
+    async def read(self, size: int, call: Callable[..., Result], *arguments: Any) -> Result:
+        """What a method of `template` returns in a thread, for texts of `size` characters, or so many tokens.
+
+        Cancelling leaves at once, and soon ends the method, too.
+        """
+        return await self._in_thread(self._long_texts if size > _LONG_TEXT else self._texts, call, *arguments)
+
+    async def _in_thread(self, pool: ThreadPoolExecutor, call: Callable[..., Result], *arguments: Any) -> Result:
+        gone = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments, gone.is_set)
+        finally:
+            gone.set()
 
     async def prepare(self, conversation: Conversation) -> Prompt:
         """The prompt of `conversation`. Cancelling leaves at once; a decoder that runs ends in its thread.
@@ -41,7 +57,14 @@ class Preprocessor:
             InvalidInput: names the field: media that cannot be decoded, a conversation that the chat template
                 refuses, or a prompt that leaves no room for an answer.
         """
-        token_ids, media, options, opens_thought = await self.in_thread(self._decode, conversation)
+        most, field, size = self._engine.max_context_tokens, conversation.field, conversation.characters
+        refuse_longer(self.template.least(conversation), most, field, is_whole=False)
+        token_ids = await self.read(size, self.template.apply, conversation, True, most)
+        refuse_longer(len(token_ids), most, field)
+        thinks, has_media = self._checkpoint.reasoning, conversation.media
+        opens_thought = await self.read(size, self.template.opens_thought, conversation) if thinks else False
+        decoding = (self._media, self._decode, conversation)
+        media, options = await self._in_thread(*decoding) if has_media else ({}, {})
         prompt: dict[str, Any] = {"prompt_token_ids": token_ids}
         if media:
             prompt |= {"multi_modal_data": media, "mm_processor_kwargs": options}
@@ -55,15 +78,14 @@ class Preprocessor:
             raise InvalidMedia(conversation.field, "the model takes no media of such a size or length") from error
         return self._prompt(engine_input, opens_thought, conversation.field)
 
-    def _decode(self, conversation: Conversation) -> tuple[list[int], dict[str, list[Any]], dict[str, Any], bool]:
-        """Token ids with one placeholder for each medium, the decoded media by kind, vLLM's options for them, and
-        whether the prompt ends in a thought."""
-        token_ids = self.template.apply(conversation)
-        self._refuse_longer(len(token_ids), conversation.field)
+    def _decode(self, conversation: Conversation, stop: Stop) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+        """The decoded media by kind, and vLLM's options for them."""
         settings, rate = self._settings, self._checkpoint.sample_rate_hz
         media: dict[str, list[Any]] = {"image": [], "audio": [], "video": []}
         silent: list[MediaFile] = []
         for file in conversation.media:
+            if stop():
+                raise RequestCancelled("nobody waits for the media any more")
             if file.kind == "image":
                 media["image"].append(decode_image(file, settings))
             elif file.kind == "audio":
@@ -85,8 +107,7 @@ class Preprocessor:
                     raise InvalidInput("use_audio_in_video", f"must not be set beside audio parts: {_NO_MIX}")
                 options["use_audio_in_video"] = True
         media["audio"] = [(wave, rate) for wave in media["audio"]]
-        opens_thought = self.template.opens_thought(conversation)
-        return token_ids, {kind: items for kind, items in media.items() if items}, options, opens_thought
+        return {kind: items for kind, items in media.items() if items}, options
 
     def sample_frames(self, total: int, rate: float) -> np.ndarray:
         """Indices of `video_fps` frames a second, as transformers' video processor samples them."""
@@ -107,16 +128,12 @@ class Preprocessor:
 
     def _prompt(self, engine_input: Any, opens_thought: bool, field: str) -> Prompt:
         token_ids = list(engine_input["prompt_token_ids"])
-        self._refuse_longer(len(token_ids), field)
+        refuse_longer(len(token_ids), self._engine.max_context_tokens, field)
         ids, placeholders = np.asarray(token_ids), self._checkpoint.placeholders
         audio = ids == placeholders.get("audio", _NO_TOKEN)
         image = np.isin(ids, [placeholders.get("image", _NO_TOKEN), placeholders.get("video", _NO_TOKEN)])
         return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input, opens_thought)
 
-    def _refuse_longer(self, tokens: int, field: str) -> None:
-        most = self._engine.max_context_tokens
-        if tokens >= most:
-            raise ContextTooLong(field, f"the prompt has {tokens} tokens; the limit is {most} with the answer included")
-
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._media, self._texts, self._long_texts):
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -383,7 +383,6 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "stop": ("sampling.stop", {"sampling": {"stop": [""]}}),
     "tool": ("tool_choice.name", {"tools": [thinker_pb2.Tool(name="a")], "tool_choice": {"mode": 4, "name": "b"}}),
     "long": ("messages", {"parts": ("word " * 3000,)}),
-    "placeholder": ("messages", {"parts": ("<|image_pad|>",)}),
     "corrupt image": ("here", {"parts": (media(IMAGE, png()[:60], field="here"),)}),
     "1 x 1 image": ("messages[0].content[0]", {"parts": (media(IMAGE, png(1, 1)),)}),
     "long sound": ("messages[0].content[0]", {"parts": (media(AUDIO, wav(8.0)),)}),
