@@ -13,7 +13,16 @@ from services.common.errors import InvalidInput, InvalidMedia, RequestCancelled
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Prompt, runs
 from services.thinker.engine import ThinkerEngine
-from services.thinker.media import decode_audio, decode_image, decode_video
+from services.thinker.media import (
+    Spent,
+    decode_audio,
+    decode_image,
+    decode_video,
+    image_size,
+    sound_length,
+    video_track,
+)
+from services.thinker.scaling import Scaler
 from services.thinker.template import ChatTemplate
 from services.thinker.tokens import Stop, refuse_longer
 
@@ -35,6 +44,7 @@ class Preprocessor:
         self._texts = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="text")
         self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="long-text")
         self.template = ChatTemplate(engine.checkpoint)
+        self._scaler = Scaler(engine.checkpoint)
 
     async def read(self, size: int, call: Callable[..., Result], *arguments: Any) -> Result:
         """What a method of `template` returns in a thread, for texts of `size` characters, or so many tokens.
@@ -63,7 +73,7 @@ class Preprocessor:
         refuse_longer(len(token_ids), most, field)
         thinks, has_media = self._checkpoint.reasoning, conversation.media
         opens_thought = await self.read(size, self.template.opens_thought, conversation) if thinks else False
-        decoding = (self._media, self._decode, conversation)
+        decoding = (self._media, self._decode, conversation, len(token_ids))
         media, options = await self._in_thread(*decoding) if has_media else ({}, {})
         prompt: dict[str, Any] = {"prompt_token_ids": token_ids}
         if media:
@@ -78,8 +88,16 @@ class Preprocessor:
             raise InvalidMedia(conversation.field, "the model takes no media of such a size or length") from error
         return self._prompt(engine_input, opens_thought, conversation.field)
 
-    def _decode(self, conversation: Conversation, stop: Stop) -> tuple[dict[str, list[Any]], dict[str, Any]]:
-        """The decoded media by kind, and vLLM's options for them."""
+    def _decode(
+        self, conversation: Conversation, tokens: int, stop: Stop
+    ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
+        """The decoded media by kind, and vLLM's options for them. Pictures are scaled before the next is decoded.
+
+        Args:
+            tokens: of the text, each medium with one.
+        """
+        self._refuse_large(conversation, tokens)
+        spent = Spent(self._settings)
         settings, rate = self._settings, self._checkpoint.sample_rate_hz
         media: dict[str, list[Any]] = {"image": [], "audio": [], "video": []}
         silent: list[MediaFile] = []
@@ -87,11 +105,11 @@ class Preprocessor:
             if stop():
                 raise RequestCancelled("nobody waits for the media any more")
             if file.kind == "image":
-                media["image"].append(decode_image(file, settings))
+                media["image"].append(self._scaler.image(decode_image(file, settings)))
             elif file.kind == "audio":
-                media["audio"].append(self._long_enough(file, decode_audio(file, rate, settings)))
+                media["audio"].append(self._long_enough(file, decode_audio(file, rate, settings, spent, stop)))
             else:
-                video = decode_video(file, rate, self.sample_frames, settings)
+                video = decode_video(file, rate, self.sample_frames, settings, spent, stop, self._scaler.frame)
                 media["video"].append(video.frames)
                 if conversation.use_audio_in_video and video.sound is not None:
                     media["audio"].append(self._long_enough(file, video.sound))
@@ -108,6 +126,19 @@ class Preprocessor:
                 options["use_audio_in_video"] = True
         media["audio"] = [(wave, rate) for wave in media["audio"]]
         return {kind: items for kind, items in media.items() if items}, options
+
+    def _refuse_large(self, conversation: Conversation, tokens: int) -> None:
+        """Raises InvalidInput: by the headers, the media cost more than is allowed, or fill the context."""
+        spent, settings, scaler = Spent(self._settings), self._settings, self._scaler
+        for file in conversation.media:
+            if file.kind == "image":
+                tokens += scaler.image_tokens(*image_size(file, settings, spent)) - 1
+            elif file.kind == "audio":
+                tokens += scaler.least_sound_tokens(sound_length(file, settings, spent)) - 1
+            else:
+                track = video_track(file, self.sample_frames, settings, spent)
+                tokens += scaler.video_tokens(len(track.wanted), *track.size) - 1
+            refuse_longer(tokens, self._engine.max_context_tokens, conversation.field, is_whole=False)
 
     def sample_frames(self, total: int, rate: float) -> np.ndarray:
         """Indices of `video_fps` frames a second, as transformers' video processor samples them."""
