@@ -16,7 +16,7 @@ from services.registry import read_config
 from services.thinker import device, execution
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
-from services.thinker.environment import failure, scratch_dir
+from services.thinker.environment import failure, scratch_dir, sockets_dir
 from services.thinker.execution import compute_dtype, engine_args, has_amx, refused_on_cpu
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
 from services.thinker.grammar import check_allows_text, find_fault, reason
@@ -128,7 +128,7 @@ class ThinkerEngine:
             scratch = stack.enter_context(scratch_dir())
             name, tokenizer = settings.tool_call_parser, checkpoint.tokenizer
             tool_parser = await asyncio.to_thread(find_parser, name, tokenizer) if name else None
-            rows = RowReceiver()
+            rows = RowReceiver(sockets_dir())
             stack.push_async_callback(rows.close)
             try:
                 llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)

@@ -437,6 +437,17 @@ async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
     assert (await client.generate(client.start("hello", sampling={"max_tokens": 2}))).token_ids
 
 
+async def test_no_socket_between_its_processes_is_open_to_others(client: Client) -> None:
+    thinker = psutil.Process(client.process.pid)
+    processes = (thinker, *thinker.children(recursive=True))
+    sockets = {each.laddr for process in processes for each in process.net_connections("unix")}
+    paths = [path for path in map(str, sockets) if path]
+    assert len([path for path in paths if "/rows-" in path]) == 1
+    for path in paths:
+        assert path.startswith("/"), path  # not in the abstract namespace
+        assert Path(path).parent.stat().st_mode & 0o077 == 0, path
+
+
 async def test_every_line_of_the_log_is_json(client: Client, log: Path) -> None:
     """vLLM's too, of all its processes, and those of the libraries that it uses."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
