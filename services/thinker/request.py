@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
 
 MAX_STOP_STRINGS = 16
+MOST_TOOL_BYTES = 1024 * 1024  # parameters of all tools
 MAX_TOP_LOGPROBS = int(sampling_limits.TOP_LOGPROBS.most)
 
 _LONGEST = 2**31 - 1
@@ -74,9 +75,11 @@ def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], 
     """
     mode = start.tool_choice.mode
     require(mode in thinker_pb2.ToolChoice.Mode.values(), "tool_choice.mode", f"{mode} is not a mode")
-    tools = []
+    tools, left = [], MOST_TOOL_BYTES
     for i, tool in enumerate(start.tools):
         require(tool.name, f"tools[{i}].name", "is required")
+        left -= len(tool.parameters_json)
+        require(left >= 0, f"tools[{i}].parameters_json", f"makes all tools' larger than {MOST_TOOL_BYTES} bytes")
         described = {"description": tool.description} if tool.description else {}
         parameters = read_object(f"tools[{i}].parameters_json", tool.parameters_json or "{}")
         tools.append({"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}})

@@ -12,6 +12,9 @@ from services.thinker.schemas import define, standalone
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
 
+MOST_BYTES = 256 * 1024
+"""Of a grammar, with all schemas that it is made of."""
+
 ToolChoice = thinker_pb2.ToolChoice
 Format = Mapping[str, Any]
 """Of XGrammar's structural tags."""
@@ -81,6 +84,8 @@ def structure_of(
         return StructuredOutputsParams(json=forced)
     if kind is None or (kind == "json_object" and not request.json_object):
         return None
+    if kind != "json_object":
+        check_size(f"sampling.{kind}", getattr(request, kind), MOST_BYTES)
     schema = read_object("sampling.json_schema", request.json_schema) if kind == "json_schema" else {"type": "object"}
     if calls is not None:
         answers: dict[str, Format] = {
@@ -98,6 +103,12 @@ def structure_of(
 
 def _schema_format(schema: Mapping[str, Any], field: str) -> Format:
     return {"type": "json_schema", "json_schema": standalone(schema, field)}
+
+
+def check_size(field: str, text: str, most: int) -> None:
+    """Raises InvalidInput, which names `field`: `text` has more bytes than `most`."""
+    size = len(text.encode())
+    require(size <= most, field, f"is {size} bytes; at most {most} are taken")
 
 
 def read_object(field: str, text: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -435,6 +436,19 @@ async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
         while (load := await client.load()).running or load.queued:
             await asyncio.sleep(0.02)
     assert (await client.generate(client.start("hello", sampling={"max_tokens": 2}))).token_ids
+
+
+async def test_a_schema_whose_client_has_left_delays_nobody(client: Client) -> None:
+    slow = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}  # over a minute
+    task = asyncio.create_task(client.generate(client.start("go", sampling={"json_schema": json.dumps(slow)})))
+    await asyncio.sleep(2)
+    task.cancel()
+    begun = time.monotonic()
+    assert (await client.generate(client.start("go", sampling={"json_object": True, "max_tokens": 2}))).token_ids
+    assert time.monotonic() - begun < 10
+    for process in psutil.Process(client.process.pid).children(recursive=True):
+        if "grammar_process" in " ".join(process.cmdline()):
+            assert not process.children()
 
 
 async def test_no_socket_between_its_processes_is_open_to_others(client: Client) -> None:
