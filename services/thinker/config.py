@@ -82,10 +82,21 @@ class ThinkerSettings(CompileSettings):
         ge=1,
         description="pixels of one image before it is resized; default: more than a gateway takes, which refuses first",
     )
+    max_request_image_pixels: int = Field(
+        default=256 * 1024 * 1024, ge=1, description="pixels of all images of a request before they are resized"
+    )
     max_audio_s: float = Field(default=1800.0, gt=0, description="longest audio part")
+    max_request_sound_s: float = Field(
+        default=7200.0, gt=0, description="seconds of all audio parts and sound tracks of videos of a request"
+    )
     max_video_s: float = Field(default=600.0, gt=0, description="longest video part")
     max_video_pixels: int = Field(
-        default=512 * 1024 * 1024, ge=1, description="pixels of all frames taken from one video before they are resized"
+        default=512 * 1024 * 1024,
+        ge=1,
+        description="pixels of all frames taken from the videos of a request before they are resized",
+    )
+    max_request_video_frames: int = Field(
+        default=72_000, ge=1, description="frames of all videos of a request, those that are not taken among them"
     )
     video_fps: float = Field(default=2.0, gt=0, description="frames a second taken from a video")
 

@@ -100,6 +100,11 @@ class Conversation:
         return "messages" if self.raw is None else "prompt"
 
     @property
+    def characters(self) -> int:
+        """Of all texts."""
+        return _characters([self.tools, self.raw and self.raw.text, *map(vars, self.messages)])
+
+    @property
     def media(self) -> list[MediaFile]:
         """In the order they are read."""
         if self.raw is not None:
@@ -125,6 +130,12 @@ class Prompt:
     image_tokens: int
     engine_input: Any = field(repr=False)
     opens_thought: bool = False
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, dict | list):
+        return sum(map(_characters, value.values() if isinstance(value, dict) else value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

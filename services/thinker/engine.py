@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,12 +15,12 @@ from services.common.errors import InternalError, InvalidInput, StageError, Unav
 from services.common.stream.rows import TOKEN_IDS, Rows
 from services.registry import read_config
 from services.thinker import device, execution
+from services.thinker.compiling import GrammarChecks
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
-from services.thinker.environment import failure, scratch_dir
+from services.thinker.environment import failure, scratch_dir, sockets_dir
 from services.thinker.execution import compute_dtype, engine_args, has_amx, refused_on_cpu
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
-from services.thinker.grammar import check_allows_text, find_fault, reason
 from services.thinker.lora import Adapters
 from services.thinker.metrics import EngineStats
 from services.thinker.plugin.row_channel import RowReceiver
@@ -96,6 +97,7 @@ class ThinkerEngine:
         resources: contextlib.AsyncExitStack,
         adapters: Adapters,
         tool_parser: "type[ToolParser] | None",
+        grammars: GrammarChecks,
     ) -> None:
         self.adapters, self.tool_parser = adapters, tool_parser
         self.checkpoint = checkpoint
@@ -110,7 +112,7 @@ class ThinkerEngine:
         self.sampling_defaults: dict[str, Any] = llm.model_config.get_diff_sampling_param()
         self.renderer: Any = llm.renderer
         self.recorder = VllmRecorder(llm)
-        self._llm = llm
+        self._llm, self._grammars = llm, grammars
         self._resources = resources
         self._keys = itertools.count()
 
@@ -128,7 +130,7 @@ class ThinkerEngine:
             scratch = stack.enter_context(scratch_dir())
             name, tokenizer = settings.tool_call_parser, checkpoint.tokenizer
             tool_parser = await asyncio.to_thread(find_parser, name, tokenizer) if name else None
-            rows = RowReceiver()
+            rows = RowReceiver(sockets_dir())
             stack.push_async_callback(rows.close)
             try:
                 llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
@@ -138,7 +140,10 @@ class ThinkerEngine:
                     raise
                 raise ValueError(cause) from error
             adapters = Adapters(llm, settings, checkpoint.folder)
-            engine = cls(llm, checkpoint, rows, stack.pop_all(), adapters, tool_parser)
+            grammars = GrammarChecks(checkpoint.folder, llm.model_config.get_vocab_size(), Path(sockets_dir()))
+            stack.callback(grammars.close)
+            grammars.start()
+            engine = cls(llm, checkpoint, rows, stack.pop_all(), adapters, tool_parser, grammars)
         try:
             await adapters.load_named()
         except BaseException:
@@ -149,26 +154,24 @@ class ThinkerEngine:
     async def validate(
         self, params: "SamplingParams", field: str = "sampling", schemas: Mapping[str, Schema] = MappingProxyType({})
     ) -> None:
-        """Checks a request's parameters before there is a prompt. A grammar is compiled in a thread.
+        """Checks a request's parameters before there is a prompt. Cancelling ends a grammar's compilation.
 
         Args:
             field: what structures the output, if something does, else "sampling".
             schemas: those that the structure is made of, by their fields.
 
         Raises:
-            InvalidInput: vLLM refuses the parameters, or no text fits the structure. Names one of these fields.
+            InvalidInput: vLLM refuses the parameters, or the structure cannot be used (see `GrammarChecks`). Names one
+                of these fields.
         """
         config = self._llm.vllm_config
-        checked = (config.model_config, config.speculative_config, config.structured_outputs_config)
         try:
-            if params.structured_outputs is None:
-                params.verify(*checked, self._llm.tokenizer)
-            else:
-                await asyncio.to_thread(params.verify, *checked, self._llm.tokenizer)
-                await asyncio.to_thread(check_allows_text, params.structured_outputs)
-        except Exception as error:  # the grammar compilers raise what they like
-            found = await asyncio.to_thread(find_fault, schemas) if params.structured_outputs else None
-            raise InvalidInput(*(found or (field, reason(error)))) from error
+            params.verify(config.model_config, config.speculative_config, None, self._llm.tokenizer)
+        except Exception as error:  # vLLM's own kinds
+            raise InvalidInput("sampling", str(error)) from error
+        if params.structured_outputs is not None:
+            await self._grammars.check(params.structured_outputs, field, schemas)
+            params.structured_outputs._backend = "xgrammar"
         # vLLM verifies what it is given, too: that would compile the grammar once more, on the event loop.
         params.verify = lambda *_: None  # pyright: ignore[reportAttributeAccessIssue]
 

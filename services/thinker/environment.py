@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import tempfile
-import uuid
 from collections.abc import Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,6 +24,8 @@ from services.thinker.plugin import SCRATCH_DIR
 
 _VLLM_LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 _LOG_LEVEL = "QUARTET_THINKER_LOG_LEVEL"
+_SOCKETS_DIR = "VLLM_RPC_BASE_PATH"
+_MOST_SOCKETS_DIR = 64  # characters: the path of a socket has at most 107
 SCRATCH_PREFIX = "quartet-thinker-"
 ERRORS_FILE = "errors.jsonl"
 _NO_KERNELS = "Failed to import from vllm"  # vLLM logs it as a warning, and fails elsewhere later
@@ -60,8 +61,6 @@ def defaults(settings: ThinkerSettings) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # its lines are in no format
         _VLLM_LOG_LEVEL: "DEBUG" if settings.log_level == "debug" else "WARNING",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        # vLLM's sockets go to the abstract namespace: a killed process leaves no socket file behind
-        "VLLM_RPC_BASE_PATH": f"@quartet-{uuid.uuid4()}",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if not device.has_flashinfer_kernels():
@@ -103,17 +102,37 @@ def configure_logs() -> None:
 @contextlib.contextmanager
 def scratch_dir() -> Iterator[Path]:
     """Gives temporary files of this process and its children a directory of their own. It is removed with the context;
-    if this process is killed, by the engine, else by the next thinker here."""
+    if this process is killed, by the engine, else by the next thinker here. Other users cannot enter it."""
     parent = tempfile.gettempdir()
-    before = {name: os.environ.get(name) for name in ("TMPDIR", SCRATCH_DIR)}
-    path, lock = _make_scratch(Path(parent))
-    os.environ["TMPDIR"] = os.environ[SCRATCH_DIR] = tempfile.tempdir = str(path)
+    before = {name: os.environ.get(name) for name in ("TMPDIR", SCRATCH_DIR, _SOCKETS_DIR)}
+    with contextlib.ExitStack() as made:
+        path = made.enter_context(_made(Path(parent)))
+        is_short = len(str(path)) <= _MOST_SOCKETS_DIR
+        sockets = path if is_short else made.enter_context(_made(Path("/tmp")))
+        os.environ["TMPDIR"] = os.environ[SCRATCH_DIR] = tempfile.tempdir = str(path)
+        os.environ.setdefault(_SOCKETS_DIR, str(sockets))
+        try:
+            yield path
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+            tempfile.tempdir = parent
+
+
+def sockets_dir() -> str:
+    """Where the sockets between this process and its children are, inside of `scratch_dir`."""
+    return os.environ[_SOCKETS_DIR]
+
+
+@contextlib.contextmanager
+def _made(parent: Path) -> Iterator[Path]:
+    path, lock = _make_scratch(parent)
     try:
         yield path
     finally:
-        del os.environ["TMPDIR"], os.environ[SCRATCH_DIR]
-        os.environ |= {name: value for name, value in before.items() if value is not None}
-        tempfile.tempdir = parent
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 

@@ -52,6 +52,7 @@ class ThinkerCheckpoint:
         processor: transformers' processor.
         system_prompt: of a conversation without a system message; None: the template's.
         reasoning: None: the model writes no thoughts.
+        sound_tokens_per_s: fewest tokens that a second of sound becomes; 0: not known.
     """
 
     folder: Path
@@ -64,6 +65,7 @@ class ThinkerCheckpoint:
     processor: Any
     system_prompt: str | None = field(default=None, kw_only=True)
     reasoning: ReasoningMarkers | None = field(default=None, kw_only=True)
+    sound_tokens_per_s: float = field(default=0.0, kw_only=True)
 
     def row_kinds(self) -> tuple[RowKind, ...]:
         """The rows that are kept of every token, and offered beside the token ids."""

@@ -3,12 +3,8 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from services.thinker.schemas import Schema, standalone
-
-if TYPE_CHECKING:
-    from vllm.sampling_params import StructuredOutputsParams
+from services.thinker.schemas import Schema
 
 _PLACE = re.compile(r"^.*?\[\d\d:\d\d:\d\d\] \S+:\d+: ", re.DOTALL)  # in XGrammar's source
 
@@ -21,19 +17,21 @@ def reason(error: Exception) -> str:
     return _PLACE.sub("", str(cause)).strip() or str(error)
 
 
-def check_allows_text(params: "StructuredOutputsParams") -> None:
-    """Raises ValueError: the schemas compile, but no text that ends fits one of them, or a part that may be begun."""
-    from vllm.v1.structured_output.utils import grammar_is_likely_lark
+def check_allows_text(kind: str, text: str) -> None:
+    """Raises ValueError: a grammar compiles, but no text that ends fits it, or a part that may be begun.
+
+    Args:
+        kind: "json", for a schema, "lark", or another of vLLM's names.
+    """
     from xgrammar import Grammar
 
     grammars: list[Grammar] = []
-    if isinstance(params.json, str) and params._backend == "xgrammar":
-        grammars = [Grammar.from_json_schema(params.json)]
-    elif params.grammar is not None and params._backend == "xgrammar":
-        is_lark = grammar_is_likely_lark(params.grammar)
-        grammars = [Grammar.from_lark(params.grammar) if is_lark else Grammar.from_ebnf(params.grammar)]
-    elif params.structural_tag is not None:
-        tag = json.loads(params.structural_tag)
+    if kind == "json":
+        grammars = [Grammar.from_json_schema(text)]
+    elif kind in ("lark", "grammar"):
+        grammars = [Grammar.from_lark(text) if kind == "lark" else Grammar.from_ebnf(text)]
+    elif kind == "structural_tag":
+        tag = json.loads(text)
         if "structures" in tag:  # XGrammar's older form
             grammars = [Grammar.from_json_schema(json.dumps(each["schema"])) for each in tag["structures"]]
         else:
@@ -47,13 +45,11 @@ def find_fault(schemas: Mapping[str, Schema]) -> tuple[str, str] | None:
     """(field, why it is refused) of the first schema that is refused by itself; None: there is none.
 
     Args:
-        schemas: parts of a grammar, by the fields that they come from.
+        schemas: parts of a grammar, each `standalone`, by the fields that they come from.
     """
-    from xgrammar import Grammar
-
     for field, schema in schemas.items():
         try:
-            _check_ends(str(Grammar.from_json_schema(json.dumps(standalone(schema, field)))))
+            check_allows_text("json", json.dumps(schema))
         except Exception as error:  # XGrammar raises what it likes
             return field, reason(error)
     return None

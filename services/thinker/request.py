@@ -29,6 +29,7 @@ _MOST_IDS = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 12
 # They raise at 1,024 tokens of these, too: each word has at most one a byte, with and without a blank before it.
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_BYTES = 448
+MOST_TOOL_BYTES = 1024 * 1024  # parameters of all tools
 MAX_TOP_LOGPROBS = int(sampling_limits.TOP_LOGPROBS.most)
 
 _LONGEST = 2**31 - 1
@@ -116,9 +117,11 @@ def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], 
     """
     mode = start.tool_choice.mode
     require(mode in thinker_pb2.ToolChoice.Mode.values(), "tool_choice.mode", f"{mode} is not a mode")
-    tools = []
+    tools, left = [], MOST_TOOL_BYTES
     for i, tool in enumerate(start.tools):
         require(tool.name, f"tools[{i}].name", "is required")
+        left -= len(tool.parameters_json)
+        require(left >= 0, f"tools[{i}].parameters_json", f"makes all tools' larger than {MOST_TOOL_BYTES} bytes")
         described = {"description": tool.description} if tool.description else {}
         parameters = read_object(f"tools[{i}].parameters_json", tool.parameters_json or "{}")
         tools.append({"type": "function", "function": {"name": tool.name, **described, "parameters": parameters}})

@@ -79,7 +79,7 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     ) -> thinker_pb2.TokenizeResponse:
         token_ids, tokens = [], []
         async with self._admitted(context):
-            template, in_thread = self.preprocessor.template, self.preprocessor.in_thread
+            template, read = self.preprocessor.template, self.preprocessor.read
             if request.messages:
                 start = thinker_pb2.GenerateStart(messages=request.messages, tools=request.tools)
                 for name in ("chat_template_kwargs_json", "continue_final_message", "no_generation_prompt"):
@@ -88,10 +88,11 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
                 conversation = read_conversation(start, tools, self._settings)
                 if conversation.media:
                     raise InvalidInput(conversation.media[0].field, "media are not counted here; send text")
-                token_ids = await in_thread(template.apply, conversation)
+                token_ids = await read(conversation.characters, template.apply, conversation, None)
             else:
-                token_ids = await in_thread(template.tokens, request.text, not request.no_special_tokens)
-            tokens = await in_thread(template.spelled, token_ids) if request.wants_tokens else []
+                special = not request.no_special_tokens
+                token_ids = await read(len(request.text), template.tokens, request.text, special)
+            tokens = await read(len(token_ids), template.spelled, token_ids) if request.wants_tokens else []
         return thinker_pb2.TokenizeResponse(token_ids=token_ids, tokens=tokens)
 
     async def Detokenize(
@@ -99,7 +100,8 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     ) -> thinker_pb2.DetokenizeResponse:
         text = ""
         async with self._admitted(context):
-            text = await self.preprocessor.in_thread(self.preprocessor.template.text, list(request.token_ids))
+            read, token_ids = self.preprocessor.read, list(request.token_ids)
+            text = await read(len(token_ids), self.preprocessor.template.text, token_ids)
         return thinker_pb2.DetokenizeResponse(text=text)
 
     async def LoadLora(

@@ -12,6 +12,9 @@ from services.thinker.schemas import define, standalone
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
 
+MOST_BYTES = 256 * 1024
+"""Of a grammar, with all schemas that it is made of."""
+
 ToolChoice = thinker_pb2.ToolChoice
 Format = Mapping[str, Any]
 """Of XGrammar's structural tags."""
@@ -75,6 +78,7 @@ def structure_of(
         InvalidInput: names the field.
     """
     from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output.utils import choice_as_grammar
 
     kind = request.WhichOneof("structure")
     if forced is not None:
@@ -85,6 +89,8 @@ def structure_of(
         read_object("sampling.structural_tag", request.structural_tag)
         require(calls is None, "sampling.structural_tag", "cannot be beside tools; leave one of the two out")
     require(kind != "choice" or request.choice.texts, "sampling.choice", "must have at least one text")
+    if kind not in ("json_object", "choice"):
+        check_size(f"sampling.{kind}", getattr(request, kind), MOST_BYTES)
     schema = read_object("sampling.json_schema", request.json_schema) if kind == "json_schema" else {"type": "object"}
     texts = list(request.choice.texts)
     if calls is not None:
@@ -99,12 +105,19 @@ def structure_of(
         return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
     if kind == "json_schema":
         return StructuredOutputsParams(json=json.dumps(standalone(schema, "sampling.json_schema")))
-    named: dict[str, Any] = {kind: texts or getattr(request, kind)}  # vLLM has the same names
-    return StructuredOutputsParams(**named)
+    if kind == "choice":
+        return StructuredOutputsParams(grammar=choice_as_grammar(texts))
+    return StructuredOutputsParams(**{kind: getattr(request, kind)})  # vLLM has the same names
 
 
 def _schema_format(schema: Mapping[str, Any], field: str) -> Format:
     return {"type": "json_schema", "json_schema": standalone(schema, field)}
+
+
+def check_size(field: str, text: str, most: int) -> None:
+    """Raises InvalidInput, which names `field`: `text` has more bytes than `most`."""
+    size = len(text.encode())
+    require(size <= most, field, f"is {size} bytes; at most {most} are taken")
 
 
 def read_object(field: str, text: str) -> dict[str, Any]:

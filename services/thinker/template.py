@@ -2,96 +2,105 @@
 
 import re
 import secrets
-import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from services.common.errors import InvalidInput
+from services.common.errors import InvalidInput, StageError
 from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt, check_token_ids
 from services.thinker.family import ThinkerCheckpoint
+from services.thinker.tokens import PromptTokenizer, Stop, never
 
 _AT_A_TIME = 1000  # tokens
 
 
 class ChatTemplate:
-    """Applies a checkpoint's chat template. For any thread."""
+    """Applies a checkpoint's chat template. For any thread.
+
+    What messages and tools say becomes no control token, however it is written: those are the template's.
+    """
 
     def __init__(self, checkpoint: ThinkerCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self._lock = threading.Lock()  # transformers' fast tokenizers refuse concurrent calls
-        self._special_ids = checkpoint.special_ids  # read before there are any
+        self._special_ids = checkpoint.special_ids
+        self._texts = PromptTokenizer(checkpoint.tokenizer)
 
-    def apply(self, conversation: Conversation) -> list[int]:
+    def least(self, conversation: Conversation) -> int:
+        """Fewest tokens that the prompt can have: templates may leave out earlier answers."""
+        parts = [part for message in conversation.messages if message.role != "assistant" for part in message.parts]
+        texts = [conversation.raw.text] if conversation.raw is not None else parts
+        return self._texts.least(sum(len(text) for text in texts if isinstance(text, str)))
+
+    def apply(self, conversation: Conversation, most: int | None = None, stop: Stop = never) -> list[int]:
         """Token ids, not cut, with one placeholder for each medium.
 
         A prompt whose last answer is given by its ids begins with the prompt that was answered, and these ids.
 
         Raises:
-            InvalidInput: names the field: token ids that are no answer's, a placeholder in a text, or messages that
-                the template refuses.
+            InvalidInput: names the field: token ids that are no answer's, messages that the template refuses, a raw
+                prompt whose placeholders do not fit its media.
+            ContextTooLong: there are `most` ids before all of the text is read.
+            RequestCancelled: `stop` says so.
         """
         raw = conversation.raw
-        token_ids = self._templated(conversation) if raw is None else self._given(raw)
+        token_ids = self._templated(conversation, most, stop) if raw is None else self._given(raw, most, stop)
         for kind, token_id in self._checkpoint.placeholders.items():
             count = sum(file.kind == kind for file in conversation.media)
             if token_ids.count(token_id) != count:
                 token = self._checkpoint.tokenizer.convert_ids_to_tokens(token_id)
-                reason = f"their text must not contain the placeholder {token}"
-                if raw is not None:
-                    reason = f"must have the placeholder {token} {count} times: once for each {kind}"
+                reason = f"must have the placeholder {token} {count} times: once for each {kind}"
                 raise InvalidInput(conversation.field, reason)
         return token_ids
 
-    def tokens(self, text: str, special: bool) -> list[int]:
+    def tokens(self, text: str, special: bool, stop: Stop = never) -> list[int]:
         """Ids of a text, with the `special` ones that the tokenizer puts before it, or without."""
-        with self._lock:
-            return self._tokens(text, special)
+        return self._texts.encode(text, "text", special, stop=stop)
 
-    def spelled(self, token_ids: Sequence[int]) -> list[str]:
+    def spelled(self, token_ids: Sequence[int], stop: Stop = never) -> list[str]:
         """The text of each id; U+FFFD where it is not UTF-8 by itself."""
         texts: list[str] = []
         for begin in range(0, len(token_ids), _AT_A_TIME):
-            with self._lock:  # others have their turn between
-                texts += map(self._checkpoint.tokenizer.decode, token_ids[begin : begin + _AT_A_TIME])
+            if stop():
+                break
+            texts += map(self._checkpoint.tokenizer.decode, token_ids[begin : begin + _AT_A_TIME])
         return texts
 
-    def text(self, token_ids: Sequence[int]) -> str:
+    def text(self, token_ids: Sequence[int], stop: Stop = never) -> str:
         """Text of ids, special tokens included. Raises InvalidInput: one is not in the vocabulary."""
         check_token_ids("token_ids", token_ids, self._checkpoint.vocab_size)
-        with self._lock:
-            return self._checkpoint.tokenizer.decode(token_ids, skip_special_tokens=False)
+        return "" if stop() else self._checkpoint.tokenizer.decode(token_ids, skip_special_tokens=False)
 
-    def _given(self, raw: RawPrompt) -> list[int]:
+    def _given(self, raw: RawPrompt, most: int | None, stop: Stop) -> list[int]:
         if raw.token_ids:
             check_token_ids("prompt.token_ids", raw.token_ids, self._checkpoint.vocab_size)
             return list(raw.token_ids)
-        return self.tokens(raw.text, special=True)
+        return self._texts.encode(raw.text, "prompt.text", True, most, stop)
 
-    def _templated(self, conversation: Conversation) -> list[int]:
+    def _templated(self, conversation: Conversation, most: int | None, stop: Stop) -> list[int]:
         try:
-            with self._lock:
-                given = [(i, message) for i, message in enumerate(conversation.messages) if message.token_ids]
-                return self._apply(conversation, {i: self._answer(i, message) for i, message in given})
-        except InvalidInput:
+            given = [(i, message) for i, message in enumerate(conversation.messages) if message.token_ids]
+            return self._apply(conversation, {i: self._answer(i, message) for i, message in given}, most, stop)
+        except StageError:
             raise
         except Exception as error:  # a template may raise anything; it ran on the user's input
             if conversation.continues and isinstance(error, ValueError):  # transformers' quotes the whole prompt
                 reason = "the chat template does not write its text as it is, so it cannot be continued"
                 raise InvalidInput(f"messages[{len(conversation.messages) - 1}].content", reason) from error
-            raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
+            reason = f"the model's chat template refuses them: {self._texts.reveal(str(error))}"
+            raise InvalidInput("messages", reason) from error
 
-    def opens_thought(self, conversation: Conversation) -> bool:
+    def opens_thought(self, conversation: Conversation, stop: Stop = never) -> bool:
         """Whether the prompt of `conversation` ends in a thought. Only what the template writes last counts: a user may
         write markers."""
         markers = self._checkpoint.reasoning
-        if markers is None or conversation.raw is not None or not (conversation.asks or conversation.continues):
+        is_open = conversation.asks or conversation.continues
+        if markers is None or conversation.raw is not None or not is_open or stop():
             return False
         if conversation.continues:
             last = "".join(part for part in conversation.messages[-1].parts if isinstance(part, str))
             return last.rfind(markers.opening) > last.rfind(markers.closing)
-        turns = [_to_template(message) for message in conversation.messages]
-        with self._lock:
-            prompt, ended = (self._render(turns, conversation, asks) for asks in (True, False))
+        turns = [self._turn(message) for message in conversation.messages]
+        prompt, ended = (self._render(turns, conversation, asks) for asks in (True, False))
         last = prompt[len(ended) :] if prompt.startswith(ended) else prompt
         return last.rfind(markers.opening) > last.rfind(markers.closing)
 
@@ -105,12 +114,14 @@ class ChatTemplate:
                 raise InvalidInput(_field(index), f"has the special token {token} at {place}; give the content instead")
         return token_ids
 
-    def _apply(self, conversation: Conversation, answers: dict[int, list[int]]) -> list[int]:
+    def _apply(
+        self, conversation: Conversation, answers: dict[int, list[int]], most: int | None, stop: Stop
+    ) -> list[int]:
         """The prompt, with `answers` by the index of their messages."""
         # Stands for an answer while the template runs; no text can have it, as nobody can guess it.
         mark = f"answer-{secrets.token_hex(16)}"
         turns = [
-            {"role": message.role, "content": f"{mark}-{i}-"} if i in answers else _to_template(message)
+            {"role": message.role, "content": f"{mark}-{i}-"} if i in answers else self._turn(message)
             for i, message in enumerate(conversation.messages)
         ]
         text = self._render(turns, conversation, conversation.asks, conversation.continues)
@@ -127,8 +138,8 @@ class ChatTemplate:
         texts = [first, *rest[1::2]]
         token_ids: list[int] = []
         for i, before in zip(found, texts, strict=False):
-            token_ids += self._tokens(_as_sampled(before, opening), not token_ids) + answers[i]
-        return token_ids + self._tokens(texts[-1], not token_ids)
+            token_ids += self._encode(_as_sampled(before, opening), token_ids, most, stop) + answers[i]
+        return token_ids + self._encode(texts[-1], token_ids, most, stop)
 
     def _render(
         self, turns: Sequence[dict[str, Any]], conversation: Conversation, asks: bool, continues: bool = False
@@ -138,15 +149,41 @@ class ChatTemplate:
         has_own = system is None or (turns and turns[0]["role"] == "system")
         return self._checkpoint.processor.apply_chat_template(
             turns if has_own else [{"role": "system", "content": system}, *turns],
-            tools=conversation.tools or None,
+            tools=self._concealed(conversation.tools) or None,
             add_generation_prompt=asks,
             continue_final_message=continues,
             tokenize=False,
-            **conversation.template_kwargs,
+            **self._concealed(conversation.template_kwargs),
         )
 
-    def _tokens(self, text: str, special: bool) -> list[int]:
-        return self._checkpoint.tokenizer(text, add_special_tokens=special)["input_ids"]
+    def _encode(self, text: str, before: list[int], most: int | None, stop: Stop) -> list[int]:
+        return self._texts.encode(text, "messages", not before, most, stop, len(before))
+
+    def _turn(self, message: Message) -> dict[str, Any]:
+        """As templates take it. Of what an application says itself, text that means a call or a thought stays so."""
+        conceal = partial(self._texts.conceal, keep_plain=message.role in ("system", "assistant"))
+        content: Any = [
+            {"type": part.kind} if isinstance(part, MediaFile) else {"type": "text", "text": conceal(part)}
+            for part in message.parts
+        ]
+        if all(isinstance(part, str) for part in message.parts):
+            content = conceal("".join(part for part in message.parts if isinstance(part, str)))
+        turn: dict[str, Any] = {"role": message.role, "content": content}
+        optional = {
+            "reasoning_content": conceal(message.reasoning),
+            "tool_calls": self._concealed(message.tool_calls),
+            "tool_call_id": self._texts.conceal(message.tool_call_id),
+            "name": self._texts.conceal(message.name),
+        }
+        return turn | {key: value for key, value in optional.items() if value}
+
+    def _concealed(self, value: Any) -> Any:
+        """JSON, with all text in it concealed."""
+        if isinstance(value, dict):
+            return {self._texts.conceal(name): self._concealed(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [self._concealed(each) for each in value]
+        return self._texts.conceal(value) if isinstance(value, str) else value
 
 
 def is_reusable(token_ids: Sequence[int], special_ids: frozenset[int], has_ended: bool) -> bool:
@@ -177,22 +214,6 @@ def _as_sampled(before: str, opening: str) -> str:
             return before[: len(before) - size] + opening
     start = before.rfind(opening) if opening else -1
     return before if start < 0 else before[: start + len(opening)]
-
-
-def _to_template(message: Message) -> dict[str, Any]:
-    content: Any = [
-        {"type": part.kind} if isinstance(part, MediaFile) else {"type": "text", "text": part} for part in message.parts
-    ]
-    if all(isinstance(part, str) for part in message.parts):
-        content = "".join(part for part in message.parts if isinstance(part, str))
-    turn: dict[str, Any] = {"role": message.role, "content": content}
-    optional = {
-        "reasoning_content": message.reasoning,
-        "tool_calls": message.tool_calls,
-        "tool_call_id": message.tool_call_id,
-        "name": message.name,
-    }
-    return turn | {key: value for key, value in optional.items() if value}
 
 
 def _field(index: int) -> str:

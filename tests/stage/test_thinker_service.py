@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -399,7 +400,6 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "stop": ("sampling.stop", {"sampling": {"stop": [""]}}),
     "tool": ("tool_choice.name", {"tools": [thinker_pb2.Tool(name="a")], "tool_choice": {"mode": 4, "name": "b"}}),
     "long": ("messages", {"parts": ("word " * 3000,)}),
-    "placeholder": ("messages", {"parts": ("<|image_pad|>",)}),
     "corrupt image": ("here", {"parts": (media(IMAGE, png()[:60], field="here"),)}),
     "1 x 1 image": ("messages[0].content[0]", {"parts": (media(IMAGE, png(1, 1)),)}),
     "long sound": ("messages[0].content[0]", {"parts": (media(AUDIO, wav(8.0)),)}),
@@ -452,6 +452,30 @@ async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
         while (load := await client.load()).running or load.queued:
             await asyncio.sleep(0.02)
     assert (await client.generate(client.start("hello", sampling={"max_tokens": 2}))).token_ids
+
+
+async def test_a_schema_whose_client_has_left_delays_nobody(client: Client) -> None:
+    slow = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}  # over a minute
+    task = asyncio.create_task(client.generate(client.start("go", sampling={"json_schema": json.dumps(slow)})))
+    await asyncio.sleep(2)
+    task.cancel()
+    begun = time.monotonic()
+    assert (await client.generate(client.start("go", sampling={"json_object": True, "max_tokens": 2}))).token_ids
+    assert time.monotonic() - begun < 10
+    for process in psutil.Process(client.process.pid).children(recursive=True):
+        if "grammar_process" in " ".join(process.cmdline()):
+            assert not process.children()
+
+
+async def test_no_socket_between_its_processes_is_open_to_others(client: Client) -> None:
+    thinker = psutil.Process(client.process.pid)
+    processes = (thinker, *thinker.children(recursive=True))
+    sockets = {each.laddr for process in processes for each in process.net_connections("unix")}
+    paths = [path for path in map(str, sockets) if path]
+    assert len([path for path in paths if "/rows-" in path]) == 1
+    for path in paths:
+        assert path.startswith("/"), path  # not in the abstract namespace
+        assert Path(path).parent.stat().st_mode & 0o077 == 0, path
 
 
 async def test_every_line_of_the_log_is_json(client: Client, log: Path) -> None:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, RootModel, TypeAdapter, ValidationError, 
 
 from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput
+from services.thinker.compiling import spec
 from services.thinker.family import ToolCallMarkers
 from services.thinker.grammar import check_allows_text
 from services.thinker.structure import ToolChoice, calls_of, forced_schema, structure_of
@@ -237,9 +238,8 @@ def test_a_structure_without_an_end_is_refused(kind: str) -> None:
     for members, ends in zip(NO_END[kind], (False, True), strict=True):
         params = structure_of(SAMPLING(**members), None, None)
         assert params is not None
-        params._backend = "xgrammar"
         with nullcontext() if ends else pytest.raises(ValueError, match="no text that ends fits it"):
-            check_allows_text(params)
+            check_allows_text(*spec(params))
 
 
 LOOP: dict[str, Any] = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
@@ -264,9 +264,8 @@ NO_TEXT = [
 def test_a_schema_that_no_text_fits_is_refused(schema: dict[str, Any]) -> None:
     params = structure_of(SAMPLING(json_schema=json.dumps(schema)), None, None)
     assert params is not None
-    params._backend = "xgrammar"
     with pytest.raises(ValueError, match="no text that ends fits it"):
-        check_allows_text(params)
+        check_allows_text("json", str(params.json))
 
 
 @pytest.mark.parametrize(
@@ -282,5 +281,4 @@ def test_a_schema_that_no_text_fits_is_refused(schema: dict[str, Any]) -> None:
 def test_others_are_not(schema: dict[str, Any]) -> None:
     params = structure_of(SAMPLING(json_schema=json.dumps(schema)), None, None)
     assert params is not None
-    params._backend = "xgrammar"
-    check_allows_text(params)
+    check_allows_text("json", str(params.json))

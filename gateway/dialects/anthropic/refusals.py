@@ -17,7 +17,7 @@ _TYPES = {
     504: "timeout_error",
 }
 _STATUS = {503: 529}  # what its clients wait at
-_TOO_LONG = re.compile(r"the prompt has (\d+) tokens; the limit is (\d+)")
+_TOO_LONG = re.compile(r"the prompt has (?:at least )?(\d+) tokens; the limit is (\d+)")
 
 
 def headers_of(request_id: str) -> dict[str, str]:

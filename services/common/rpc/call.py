@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import structlog
 
-from services.common.errors import InternalError, QueueFull, StageError, Unavailable, require
+from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable, require
 from services.common.rpc.status import abort
 from services.common.telemetry import metrics, tracing
 from services.common.telemetry.spans import Span, Spans
@@ -185,7 +185,9 @@ async def serve_call(
             yield call
     except StageError as error:
         outcome = error.status
-        call.set(error=str(error), **({"detail": error.detail} if error.detail else {}))
+        # the reason of a refusal may quote the user
+        said = f"{error.field} is refused" if isinstance(error, InvalidInput) else str(error)
+        call.set(error=said, **({"detail": error.detail} if error.detail else {}))
         await abort(context, error)
     except (asyncio.CancelledError, GeneratorExit):
         outcome = "CANCELLED"

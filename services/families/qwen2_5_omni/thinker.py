@@ -31,4 +31,5 @@ def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> ThinkerC
         tool_calls=None,
         processor=processor,
         system_prompt=SYSTEM_PROMPT,
+        sound_tokens_per_s=24,
     )

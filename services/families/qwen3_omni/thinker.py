@@ -62,6 +62,7 @@ def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> Qwen3Omn
         tool_calls=ToolCallMarkers("<tool_call>", "</tool_call>"),
         reasoning=None if has_speech(config) else _reasoning(processor),
         processor=processor,
+        sound_tokens_per_s=12,
         audio_chunk_frames=2 * thinker["audio_config"]["n_window"],
     )
 

@@ -117,10 +117,14 @@ class Delivery:
 
 
 class RowReceiver:
-    """The front end's end, at `address`. For the event loop's thread only."""
+    """The front end's end, at `address`. For the event loop's thread only.
 
-    def __init__(self) -> None:
-        self.address = f"ipc://@quartet-{uuid.uuid4()}"  # in the abstract namespace, which leaves no file behind
+    Args:
+        directory: of the socket. Who can enter it can send rows.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.address = f"ipc://{directory}/rows-{uuid.uuid4().hex[:8]}"
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PULL)
         self._socket.set(zmq.RCVHWM, 0)
@@ -145,9 +149,14 @@ class RowReceiver:
     async def _run(self) -> None:
         decoder = msgspec.msgpack.Decoder(_Header)
         while True:
-            raw_header, payload = await self._socket.recv_multipart(copy=False)
-            name, parts, dtype, row_shape = decoder.decode(raw_header.buffer)
-            rows = torch.frombuffer(payload.buffer, dtype=getattr(torch, dtype)).view(-1, *row_shape)
+            frames = await self._socket.recv_multipart(copy=False)
+            try:
+                raw_header, payload = frames
+                name, parts, dtype, row_shape = decoder.decode(raw_header.buffer)
+                rows = torch.frombuffer(payload.buffer, dtype=getattr(torch, dtype)).view(-1, *row_shape)
+            except (ValueError, AttributeError, TypeError, RuntimeError, msgspec.MsgspecError):
+                log.exception("rows that cannot be read are dropped")
+                continue
             first = 0
             for key, first_position, count in parts:
                 if delivery := self._deliveries.get(key):
