@@ -18,7 +18,6 @@ MOST_BYTES = 256 * 1024
 ToolChoice = thinker_pb2.ToolChoice
 Format = Mapping[str, Any]
 """Of XGrammar's structural tags."""
-_MOST_BYTES = 512 * 1024  # of a grammar: some seconds of a thread
 
 
 def forced_schema(mode: thinker_pb2.ToolChoice.Mode, name: str, tools: Sequence[dict[str, Any]]) -> str | None:
@@ -89,8 +88,6 @@ def structure_of(
     if kind == "structural_tag":
         read_object("sampling.structural_tag", request.structural_tag)
         require(calls is None, "sampling.structural_tag", "cannot be beside tools; leave one of the two out")
-    if kind not in ("json_schema", "json_object") and request.ByteSize() > _MOST_BYTES:
-        raise InvalidInput(f"sampling.{kind}", f"is longer than the {_MOST_BYTES} bytes that are taken")
     require(kind != "choice" or request.choice.texts, "sampling.choice", "must have at least one text")
     if kind not in ("json_object", "choice"):
         check_size(f"sampling.{kind}", getattr(request, kind), MOST_BYTES)
@@ -109,7 +106,9 @@ def structure_of(
     if kind == "json_schema":
         return StructuredOutputsParams(json=json.dumps(standalone(schema, "sampling.json_schema")))
     if kind == "choice":
-        return StructuredOutputsParams(grammar=choice_as_grammar(texts))
+        grammar = choice_as_grammar(texts)
+        check_size("sampling.choice", grammar, MOST_BYTES)
+        return StructuredOutputsParams(grammar=grammar)
     return StructuredOutputsParams(**{kind: getattr(request, kind)})  # vLLM has the same names
 
 
