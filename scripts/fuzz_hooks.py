@@ -8,6 +8,7 @@ import atexit
 import os
 import random
 import re
+from base64 import b64encode
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ _RIGHT: dict[str, dict[str, Any]] = {  # by path
     "/v1/completions": {"model": "scripted", "prompt": "Hello"},
     "/v1/responses": {"model": "scripted", "input": "Hello"},
     "/v1/responses/input_tokens": {"model": "scripted", "input": "Hello"},
+    "/v1/messages": {"model": "scripted", "max_tokens": 16, "messages": [_MESSAGE]},
+    "/v1/messages/count_tokens": {"model": "scripted", "messages": [_MESSAGE]},
     "/v1/conversations": {"items": [_MESSAGE]},
     "/v1/conversations/{conversation_id}/items": {"items": [_MESSAGE]},
     "/v1/audio/speech": {"model": "scripted", "input": "Hello", "voice": "chelsie"},
@@ -55,6 +58,14 @@ def after_call(context, case, response):
         if (known := id_.decode()) not in ids:  # a repeated one must not displace the others
             ids.append(known)
             del ids[:-_KEPT]
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    """Makes base64 of the files in JSON."""
+    if case.media_type == "application/json" and isinstance(case.body, dict):
+        texts = {name: b64encode(value).decode() for name, value in case.body.items() if isinstance(value, bytes)}
+        case.body = case.body | texts
 
 
 @schemathesis.hook

@@ -63,7 +63,7 @@ class GrammarChecks:
             InvalidInput: names one of these fields: it is too large, takes too long, cannot be compiled, or no text
                 fits it.
         """
-        kind, text = _spec(params)
+        kind, text = spec(params)
         if kind == "json_object":
             return
         check_size(field, text, MOST_BYTES)
@@ -121,7 +121,8 @@ class GrammarChecks:
             raise InternalError("the process that compiles grammars does not start") from None
 
 
-def _spec(params: "StructuredOutputsParams") -> tuple[str, str]:
+def spec(params: "StructuredOutputsParams") -> tuple[str, str]:
+    """(vLLM's name of its kind in lower case, or "lark", its text)."""
     from vllm.v1.structured_output.request import get_structured_output_key
     from vllm.v1.structured_output.utils import grammar_is_likely_lark
 

@@ -148,6 +148,7 @@ def engine_args(
         accelerator: the first GPU that vLLM will run on; None: it runs on CPUs.
     """
     from vllm import AsyncEngineArgs
+    from vllm.config import StructuredOutputsConfig
 
     from services.thinker.plugin.connector import PluginSettings
     from services.thinker.plugin.recording import OneProcess, Processes
@@ -181,7 +182,10 @@ def engine_args(
         profiler_config=profiler_config(),
         max_logprobs=MAX_TOP_LOGPROBS,
         scheduling_policy="priority",  # of equal priorities the one that came first, as without
-        structured_outputs_config=_structured_outputs(checkpoint),  # type: ignore[arg-type]
+        # models with a grammar to follow are prone to endless whitespace
+        structured_outputs_config=StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True),
+        # by it a structure begins after the thought, and a thought's budget ends it
+        reasoning_parser=checkpoint.reasoning.vllm_parser if checkpoint.reasoning else "",
         **checkpoint.engine_args(on_cpu),
         **_lora_args(settings, on_cpu),
     )
@@ -194,15 +198,6 @@ def _most_media(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> dic
         "video": settings.max_videos,
     }
     return {kind: most[kind] for kind in checkpoint.placeholders}
-
-
-def _structured_outputs(checkpoint: ThinkerCheckpoint) -> dict[str, Any]:
-    return {
-        "backend": "xgrammar",
-        # Models with a grammar to follow are prone to endless whitespace.
-        "disable_any_whitespace": True,
-        "reasoning_parser": checkpoint.reasoning.vllm_parser if checkpoint.reasoning else "",
-    }
 
 
 def _kv_cache_bytes(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> int:

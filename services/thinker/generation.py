@@ -62,6 +62,8 @@ class Generation:
         if start.sampling.HasField("prompt_logprobs") and not self.settings.prompt_logprobs:
             reason = "is for thinkers that were started with --prompt-logprobs=true; leave it out"
             raise InvalidInput("sampling.prompt_logprobs", reason)
+        if start.sampling.HasField("thinking_token_budget") and engine.checkpoint.reasoning is None:
+            raise InvalidInput("sampling.thinking_token_budget", "this model does not think; leave it out")
         self._tools, self._schema = read_tools(start)
         if self._tools and self._schema is None and not (engine.checkpoint.tool_calls or engine.tool_parser):
             raise InvalidInput("tools[0]", "this model has no tools; leave them out")
@@ -92,6 +94,7 @@ class Generation:
                 prompt_tokens=prompt_tokens,
                 audio_tokens=self._prompt.audio_tokens,
                 image_tokens=self._prompt.image_tokens,
+                token_ids=self._prompt.token_ids if self.start.wants_prompt_token_ids else None,
             )
         )
 
@@ -193,4 +196,5 @@ class Generation:
             summary.stop = step.stop
             special_ids, ended = self.engine.checkpoint.special_ids, step.finish_reason == "stop"
             # a call that was forced is sampled without the markers that the template puts around it
-            summary.token_ids_reusable = self._schema is None and is_reusable(deltas.token_ids, special_ids, ended)
+            is_whole = self._schema is None and not self.start.continue_final_message
+            summary.token_ids_reusable = is_whole and is_reusable(deltas.token_ids, special_ids, ended)

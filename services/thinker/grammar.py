@@ -21,17 +21,22 @@ def check_allows_text(kind: str, text: str) -> None:
     """Raises ValueError: a grammar compiles, but no text that ends fits it, or a part that may be begun.
 
     Args:
-        kind: "json", for a schema, or another of vLLM's names; those of no schema are not looked at.
+        kind: "json", for a schema, "lark", or another of vLLM's names.
     """
     from xgrammar import Grammar
 
     grammars: list[Grammar] = []
     if kind == "json":
         grammars = [Grammar.from_json_schema(text)]
+    elif kind in ("lark", "grammar"):
+        grammars = [Grammar.from_lark(text) if kind == "lark" else Grammar.from_ebnf(text)]
     elif kind == "structural_tag":
         tag = json.loads(text)
-        formats = tag["format"].get("elements", [tag["format"]])
-        grammars = [Grammar.from_structural_tag(json.dumps(tag | {"format": each})) for each in formats]
+        if "structures" in tag:  # XGrammar's older form
+            grammars = [Grammar.from_json_schema(json.dumps(each["schema"])) for each in tag["structures"]]
+        else:
+            formats = tag["format"].get("elements", [tag["format"]])
+            grammars = [Grammar.from_structural_tag(json.dumps(tag | {"format": each})) for each in formats]
     for grammar in grammars:
         _check_ends(str(grammar))
 

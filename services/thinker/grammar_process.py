@@ -94,7 +94,7 @@ def _refusal(job: dict[str, Any], tokenizer_info: Any) -> list[str] | None:
             case "json":  # as vLLM does it
                 compiler.compile_json_schema(text, any_whitespace=False, separators=(",", ":"))
             case "structural_tag":
-                compiler.compile_structural_tag(text)
+                _compile_tag(compiler, text)
             case "regex":
                 compiler.compile_regex(text)
             case "lark":
@@ -106,6 +106,21 @@ def _refusal(job: dict[str, Any], tokenizer_info: Any) -> list[str] | None:
     except Exception as error:  # XGrammar raises what it likes
         return list(find_fault(job["schemas"]) or (job["field"], reason(error)))
     return None
+
+
+def _compile_tag(compiler: Any, text: str) -> None:
+    """As vLLM does it."""
+    import xgrammar
+
+    tag = json.loads(text)
+    if "structures" not in tag:
+        compiler.compile_structural_tag(text)
+        return
+    tags = [
+        xgrammar.StructuralTagItem(begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"])
+        for each in tag["structures"]
+    ]
+    compiler.compile_structural_tag(tags, tag["triggers"])
 
 
 def main() -> None:

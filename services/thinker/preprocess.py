@@ -11,7 +11,7 @@ import numpy as np
 
 from services.common.errors import InvalidInput, InvalidMedia, RequestCancelled
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, MediaFile, Prompt, runs
+from services.thinker.conversation import Conversation, Cut, MediaFile, Prompt, runs
 from services.thinker.engine import ThinkerEngine
 from services.thinker.media import (
     Spent,
@@ -28,6 +28,7 @@ from services.thinker.tokens import Stop, refuse_longer
 
 Result = TypeVar("Result")
 _NO_TOKEN = -1
+_MOST_CUT = 8  # contexts of a prompt that is cut to one
 _LONG_TEXT = 65_536  # characters
 _NO_MIX = "leave use_audio_in_video out, and send each video's file again, as an audio part after it"
 
@@ -68,11 +69,14 @@ class Preprocessor:
                 refuses, or a prompt that leaves no room for an answer.
         """
         most, field, size = self._engine.max_context_tokens, conversation.field, conversation.characters
-        refuse_longer(self.template.least(conversation), most, field, is_whole=False)
-        token_ids = await self.read(size, self.template.apply, conversation, True, most)
+        most_read = most if conversation.cut is None else _MOST_CUT * most
+        refuse_longer(self.template.least(conversation), most_read, field, is_whole=False)
+        whole = await self.read(size, self.template.apply, conversation, most_read)
+        token_ids = self._shortened(whole, conversation.cut)
         refuse_longer(len(token_ids), most, field)
         thinks, has_media = self._checkpoint.reasoning, conversation.media
-        opens_thought = await self.read(size, self.template.opens_thought, conversation) if thinks else False
+        has_end = token_ids == whole[len(whole) - len(token_ids) :]
+        opens_thought = has_end and bool(thinks) and await self.read(size, self.template.opens_thought, conversation)
         decoding = (self._media, self._decode, conversation, len(token_ids))
         media, options = await self._in_thread(*decoding) if has_media else ({}, {})
         prompt: dict[str, Any] = {"prompt_token_ids": token_ids}
@@ -164,6 +168,18 @@ class Preprocessor:
         audio = ids == placeholders.get("audio", _NO_TOKEN)
         image = np.isin(ids, [placeholders.get("image", _NO_TOKEN), placeholders.get("video", _NO_TOKEN)])
         return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input, opens_thought)
+
+    def _shortened(self, token_ids: list[int], cut: Cut | None) -> list[int]:
+        """Raises InvalidInput: so many tokens leave no room for an answer."""
+        if cut is None:
+            return token_ids
+        room = self._engine.max_context_tokens - 1
+        if cut.most > room:
+            raise InvalidInput("truncate_prompt_tokens", f"must be at most {room}; -1 is as many as there is room for")
+        most = room if cut.most < 0 else cut.most
+        side = self._checkpoint.tokenizer.truncation_side
+        keeps_last = side == "left" if cut.keeps_last is None else cut.keeps_last
+        return token_ids[max(0, len(token_ids) - most) :] if keeps_last else token_ids[:most]
 
     def close(self) -> None:
         for pool in (self._media, self._texts, self._long_texts):

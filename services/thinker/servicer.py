@@ -82,13 +82,13 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             template, read = self.preprocessor.template, self.preprocessor.read
             if request.messages:
                 start = thinker_pb2.GenerateStart(messages=request.messages, tools=request.tools)
-                start.chat_template_kwargs_json = request.chat_template_kwargs_json
+                for name in ("chat_template_kwargs_json", "continue_final_message", "no_generation_prompt"):
+                    setattr(start, name, getattr(request, name))
                 tools, _ = read_tools(start)
                 conversation = read_conversation(start, tools, self._settings)
                 if conversation.media:
                     raise InvalidInput(conversation.media[0].field, "media are not counted here; send text")
-                asks, size = not request.no_generation_prompt, conversation.characters
-                token_ids = await read(size, template.apply, conversation, asks, None)
+                token_ids = await read(conversation.characters, template.apply, conversation, None)
             else:
                 special = not request.no_special_tokens
                 token_ids = await read(len(request.text), template.tokens, request.text, special)
@@ -173,6 +173,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 kv_blocks=engine.kv_blocks,
                 default_temperature=engine.sampling_defaults.get("temperature", 1.0),
                 default_top_p=engine.sampling_defaults.get("top_p", 1.0),
+                reasons=engine.checkpoint.reasoning is not None,
             ),
         )
 

@@ -78,26 +78,35 @@ def structure_of(
         InvalidInput: names the field.
     """
     from vllm.sampling_params import StructuredOutputsParams
+    from vllm.v1.structured_output.utils import choice_as_grammar
 
     kind = request.WhichOneof("structure")
     if forced is not None:
         return StructuredOutputsParams(json=forced)
     if kind is None or (kind == "json_object" and not request.json_object):
         return None
-    if kind != "json_object":
+    if kind == "structural_tag":
+        read_object("sampling.structural_tag", request.structural_tag)
+        require(calls is None, "sampling.structural_tag", "cannot be beside tools; leave one of the two out")
+    require(kind != "choice" or request.choice.texts, "sampling.choice", "must have at least one text")
+    if kind not in ("json_object", "choice"):
         check_size(f"sampling.{kind}", getattr(request, kind), MOST_BYTES)
     schema = read_object("sampling.json_schema", request.json_schema) if kind == "json_schema" else {"type": "object"}
+    texts = list(request.choice.texts)
     if calls is not None:
         answers: dict[str, Format] = {
             "json_schema": _schema_format(schema, "sampling.json_schema"),
             "json_object": _schema_format(schema, "sampling.json_schema"),
             "regex": {"type": "regex", "pattern": request.regex},
             "grammar": {"type": "grammar", "grammar": request.grammar},
+            "choice": {"type": "or", "elements": [{"type": "const_string", "value": each} for each in texts]},
         }
         format_ = {"type": "or", "elements": [answers[kind], calls]}
         return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
     if kind == "json_schema":
         return StructuredOutputsParams(json=json.dumps(standalone(schema, "sampling.json_schema")))
+    if kind == "choice":
+        return StructuredOutputsParams(grammar=choice_as_grammar(texts))
     return StructuredOutputsParams(**{kind: getattr(request, kind)})  # vLLM has the same names
 
 

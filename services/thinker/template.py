@@ -31,10 +31,8 @@ class ChatTemplate:
         texts = [conversation.raw.text] if conversation.raw is not None else parts
         return self._texts.least(sum(len(text) for text in texts if isinstance(text, str)))
 
-    def apply(
-        self, conversation: Conversation, asks: bool = True, most: int | None = None, stop: Stop = never
-    ) -> list[int]:
-        """Token ids, up to where an answer begins if it `asks` for one, with one placeholder for each medium.
+    def apply(self, conversation: Conversation, most: int | None = None, stop: Stop = never) -> list[int]:
+        """Token ids, not cut, with one placeholder for each medium.
 
         A prompt whose last answer is given by its ids begins with the prompt that was answered, and these ids.
 
@@ -45,7 +43,7 @@ class ChatTemplate:
             RequestCancelled: `stop` says so.
         """
         raw = conversation.raw
-        token_ids = self._templated(conversation, asks, most, stop) if raw is None else self._given(raw, most, stop)
+        token_ids = self._templated(conversation, most, stop) if raw is None else self._given(raw, most, stop)
         for kind, token_id in self._checkpoint.placeholders.items():
             count = sum(file.kind == kind for file in conversation.media)
             if token_ids.count(token_id) != count:
@@ -78,13 +76,16 @@ class ChatTemplate:
             return list(raw.token_ids)
         return self._texts.encode(raw.text, "prompt.text", True, most, stop)
 
-    def _templated(self, conversation: Conversation, asks: bool, most: int | None, stop: Stop) -> list[int]:
+    def _templated(self, conversation: Conversation, most: int | None, stop: Stop) -> list[int]:
         try:
             given = [(i, message) for i, message in enumerate(conversation.messages) if message.token_ids]
-            return self._apply(conversation, {i: self._answer(i, message) for i, message in given}, asks, most, stop)
+            return self._apply(conversation, {i: self._answer(i, message) for i, message in given}, most, stop)
         except StageError:
             raise
         except Exception as error:  # a template may raise anything; it ran on the user's input
+            if conversation.continues and isinstance(error, ValueError):  # transformers' quotes the whole prompt
+                reason = "the chat template does not write its text as it is, so it cannot be continued"
+                raise InvalidInput(f"messages[{len(conversation.messages) - 1}].content", reason) from error
             reason = f"the model's chat template refuses them: {self._texts.reveal(str(error))}"
             raise InvalidInput("messages", reason) from error
 
@@ -92,8 +93,12 @@ class ChatTemplate:
         """Whether the prompt of `conversation` ends in a thought. Only what the template writes last counts: a user may
         write markers."""
         markers = self._checkpoint.reasoning
-        if markers is None or conversation.raw is not None or stop():
+        is_open = conversation.asks or conversation.continues
+        if markers is None or conversation.raw is not None or not is_open or stop():
             return False
+        if conversation.continues:
+            last = "".join(part for part in conversation.messages[-1].parts if isinstance(part, str))
+            return last.rfind(markers.opening) > last.rfind(markers.closing)
         turns = [self._turn(message) for message in conversation.messages]
         prompt, ended = (self._render(turns, conversation, asks) for asks in (True, False))
         last = prompt[len(ended) :] if prompt.startswith(ended) else prompt
@@ -110,7 +115,7 @@ class ChatTemplate:
         return token_ids
 
     def _apply(
-        self, conversation: Conversation, answers: dict[int, list[int]], asks: bool, most: int | None, stop: Stop
+        self, conversation: Conversation, answers: dict[int, list[int]], most: int | None, stop: Stop
     ) -> list[int]:
         """The prompt, with `answers` by the index of their messages."""
         # Stands for an answer while the template runs; no text can have it, as nobody can guess it.
@@ -119,7 +124,7 @@ class ChatTemplate:
             {"role": message.role, "content": f"{mark}-{i}-"} if i in answers else self._turn(message)
             for i, message in enumerate(conversation.messages)
         ]
-        text = self._render(turns, conversation, asks)
+        text = self._render(turns, conversation, conversation.asks, conversation.continues)
         opening = ""
         if answers:
             ended = self._render(turns, conversation, False)
@@ -136,14 +141,17 @@ class ChatTemplate:
             token_ids += self._encode(_as_sampled(before, opening), token_ids, most, stop) + answers[i]
         return token_ids + self._encode(texts[-1], token_ids, most, stop)
 
-    def _render(self, turns: Sequence[dict[str, Any]], conversation: Conversation, asks: bool) -> str:
-        """The text, up to where an answer begins if it `asks` for one."""
+    def _render(
+        self, turns: Sequence[dict[str, Any]], conversation: Conversation, asks: bool, continues: bool = False
+    ) -> str:
+        """The text: up to where an answer begins if it `asks`, up to the end of the last text if it `continues`."""
         system = self._checkpoint.system_prompt
         has_own = system is None or (turns and turns[0]["role"] == "system")
         return self._checkpoint.processor.apply_chat_template(
             turns if has_own else [{"role": "system", "content": system}, *turns],
             tools=self._concealed(conversation.tools) or None,
             add_generation_prompt=asks,
+            continue_final_message=continues,
             tokenize=False,
             **self._concealed(conversation.template_kwargs),
         )

@@ -90,6 +90,19 @@ def test_thought_and_answer_are_those_of_transformers(
     assert chunks[-1].usage.completion_tokens_details.reasoning_tokens == tokens
 
 
+def test_a_thought_has_a_budget_or_is_left_out(client: openai.OpenAI, reference: Reference) -> None:
+    thought, _, _ = expected(reference, GOES_ON, 9)  # the template's line end after the marker counts, too
+    whole = ask(client, GOES_ON, max_tokens=40, extra_body={"thinking_token_budget": 10})
+    choice = whole.choices[0]
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 9
+    assert thought_of(choice.message) == thought
+    assert choice.message.content
+    hidden = {"thinking_token_budget": 10, "include_reasoning": False, "return_token_ids": True}
+    other = ask(client, GOES_ON, max_tokens=40, logprobs=True, extra_body=hidden).choices[0]
+    assert (thought_of(other.message), other.message.content) == (None, choice.message.content)
+    assert (other.logprobs, other.token_ids) == (None, None)
+
+
 def test_anthropics_clients_get_the_thought_and_send_it_back(system: Stack, reference: Reference) -> None:
     thought, answer, _ = expected(reference, ENDS, 40)
     report = anthropic_report(system.url, "", ENDS)

@@ -27,7 +27,7 @@ from tests.support.k8s.kustomize import build
 from tests.support.settings_of_processes import PROCESSES, required_flags
 
 COMMANDS = commands()
-LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "text", ""}
+LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "nginx", "text", ""}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
@@ -243,7 +243,7 @@ def test_commands_are_in_blocks_that_are_known() -> None:
     """A block of another language, or of none, would hide its commands. `python` is run, `py` and `js` are lines of
     programs that tests/pure/test_client_documents.py compares."""
     assert {block.language for block in blocks()} <= LANGUAGES
-    pages = {"docs/realtime-clients.md", "docs/message-clients.md"}
+    pages = {f"docs/{family}-clients.md" for family in ("chat", "message", "realtime", "speech")}
     assert {block.where.partition(":")[0] for block in blocks("py", "js")} == pages
     hidden = [
         block.where for block in blocks("", "text") if re.search(rf"^\s*\$? ?({'|'.join(CHECKS)}) ", block.text, re.M)

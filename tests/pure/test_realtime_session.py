@@ -355,6 +355,7 @@ def test_a_transcription_session_always_transcribes_and_never_answers():
     assert shown.keys() == {"id", "object", "type", "audio", "include", "expires_at"}
     assert shown["audio"].keys() == {"input"}
     patch = {"type": "transcription"} | with_input(transcription={"model": "whisper-1", "language": "de"})
+    assert shown["audio"]["input"]["transcription"].keys() == {"model", "language", "prompt"}, "pipecat takes no more"
     updated = session.updated(patch).updated(with_input(transcription={"prompt": "Quartet"}))
     check_echo(updated)
     transcription = updated.transcription

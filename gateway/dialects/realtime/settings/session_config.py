@@ -78,7 +78,20 @@ class TranscriptionSettings(_Part):
 
     model: str | None = None
     language: str | None = None
+    languages: list[str] | None = None
     prompt: str | None = None
+    keywords: list[str] | None = None
+
+    @model_serializer(mode="wrap")
+    def _as_older_clients_know(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without null for the newer members: pipecat's session does not begin if they are there."""
+        newer = ("languages", "keywords")
+        return {name: value for name, value in dump(self).items() if value is not None or name not in newer}
+
+    @property
+    def only_language(self) -> str | None:
+        """The one that is spoken; None: the model finds it."""
+        return self.language or (self.languages[0] if self.languages and len(self.languages) == 1 else None)
 
 
 class AudioInput(_Part):
