@@ -2,6 +2,7 @@
 
 import base64
 import io
+import socket
 import struct
 import wave
 from functools import partial
@@ -111,6 +112,37 @@ def test_a_bad_video_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput) as caught:
         decode_video(file(data, "video"), RATE_HZ, every_other, LIMITS)
     assert caught.value.field == "messages[0].content[1]"
+
+
+def test_a_file_opens_no_other(tmp_path, monkeypatch) -> None:
+    """Playlists and descriptions of streams: what they name is neither read nor asked for."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.wav").write_bytes(wav(1.0))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.2)
+        port = server.getsockname()[1]
+        url = f"http://127.0.0.1:{port}/a.wav"
+        playlists = [
+            "ffconcat version 1.0\nfile secret.wav\n",
+            f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{url}\n#EXT-X-ENDLIST\n",
+            f"v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio {port} RTP/AVP 0\n",
+            f'<MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><Period><BaseURL>{url}</BaseURL></Period></MPD>',
+        ]
+        for text in playlists:
+            with pytest.raises(InvalidInput):
+                decode_audio(file(text.encode(), "audio"), RATE_HZ, LIMITS)
+            with pytest.raises(InvalidInput):
+                decode_video(file(text.encode(), "video"), RATE_HZ, every_other, LIMITS)
+        with pytest.raises(TimeoutError):
+            server.accept()
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "PPM", "TGA", "ICNS", "PCX", "JPEG2000"])
+def test_an_image_of_another_format_is_not_opened(kind: str) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (64, 64)).save(out, kind)
+    with pytest.raises(InvalidInput, match="PNG, JPEG"):
+        decode_image(file(out.getvalue()), LIMITS)
 
 
 def jpeg(color: tuple[int, int, int], size: tuple[int, int] = (64, 48), file_format: str = "JPEG") -> bytes:
