@@ -13,7 +13,7 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from gateway.media import fetch
+from gateway.media import fetch, names
 from gateway.media.check import check
 from gateway.media.fetch import Fetcher, MediaError, decode_base64, decode_data_url
 from gateway.settings import GatewaySettings
@@ -78,10 +78,7 @@ async def test_the_checked_address_is_the_one_connected_to(monkeypatch):
         port = origin.rsplit(":", 1)[1]
         answers = [["127.0.0.1"], ["192.0.2.1"]]  # a rebinding name: harmless when checked, another when connected to
 
-        async def resolver(host, port, **_):
-            return [(None, None, None, None, (answer, port)) for answer in answers.pop(0)]
-
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver)
+        monkeypatch.setattr(names, "_addresses", lambda host, port: answers.pop(0))
         monkeypatch.setattr(fetch, "is_public", lambda address: address == "127.0.0.1")
         assert await get(f"http://rebind.example:{port}/a") == b"abc"
         assert len(answers) == 1
@@ -89,12 +86,9 @@ async def test_the_checked_address_is_the_one_connected_to(monkeypatch):
 
 
 async def test_every_address_of_a_name_is_checked(monkeypatch):
-    async def resolver(host, port, **_):
-        return [(None, None, None, None, (answer, port)) for answer in ("8.8.8.8", "10.0.0.1")]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver)
-    with pytest.raises(fetch.MediaError):
-        await fetch.resolve("mixed.example", 80, private_allowed=False)
+    monkeypatch.setattr(names, "_addresses", lambda host, port: ["8.8.8.8", "10.0.0.1"])
+    with pytest.raises(MediaError, match="private or reserved"):
+        await get("http://mixed.example/a")
 
 
 async def test_each_redirect_is_checked(monkeypatch):

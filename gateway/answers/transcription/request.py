@@ -8,7 +8,7 @@ from gateway.answers import harmless
 from gateway.answers.transcription.languages import language_of
 from gateway.errors import invalid
 from gateway.listening.speech_windows import Pauses
-from gateway.validation import Strict, ignoring
+from gateway.validation import Listed, Strict, ignoring
 
 
 class VadConfig(Strict):
@@ -36,11 +36,11 @@ class TranslationRequest(ignoring(Strict, *harmless.TRANSCRIPTIONS)):
     language: Annotated[str, AfterValidator(_language)] | None = Field(
         default=None, description="of the sound: ISO 639-1 code or English name; default, or auto: the model finds it"
     )
-    languages: list[Annotated[str, AfterValidator(_language)]] | None = Field(
+    languages: Listed[Annotated[str, AfterValidator(_language)]] | None = Field(
         default=None, description="instead of language: one; of several, the model finds which"
     )
     prompt: str | None = Field(default=None, description="names and terms that may be said, and their spelling")
-    keywords: list[str] | None = Field(default=None, description="added to prompt")
+    keywords: Listed[str] | None = Field(default=None, description="added to prompt")
     hotwords: str | None = Field(default=None, description="added to prompt")
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -80,7 +80,7 @@ class TranscriptionRequest(TranslationRequest):
     """Audio to be transcribed."""
 
     task: ClassVar[str] = "transcribe"
-    timestamp_granularities: list[Literal["segment"]] | None = None
+    timestamp_granularities: Listed[Literal["segment"]] | None = None
     chunking_strategy: Annotated[VadConfig, BeforeValidator(_as_strategy)] = VadConfig(type="server_vad")
 
     @property

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 from gateway.answers import harmless
 from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings, TemplateVariables
 from gateway.pipeline.sampling import ThinkerSampling
-from gateway.validation import Lenient, Positive, ignoring
+from gateway.validation import Lenient, Listed, Positive, ignoring
 
 
 class TextFormat(Lenient):
@@ -53,7 +53,7 @@ class ResponseRequest(TemplateVariables, ignoring(ThinkerSampling, *harmless.RES
     """OpenAI's parameters, vLLM's sampling parameters, and chat's for speech."""
 
     model: str
-    input: str | list[Any] = Field(default=[], description="a text, or items")
+    input: str | Listed[Any] = Field(default=[], description="a text, or items")
     instructions: str | None = Field(default=None, description="a system message before all; not kept for later turns")
     previous_response_id: str | None = Field(default=None, description="answers after that response")
     conversation: (
@@ -64,7 +64,7 @@ class ResponseRequest(TemplateVariables, ignoring(ThinkerSampling, *harmless.RES
     background: bool | None = Field(default=None, description="goes on whether or not the client stays")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    include: list[str] | None = Field(
+    include: Listed[str] | None = Field(
         default=None, description="message.output_text.logprobs, reasoning.encrypted_content; others without effect"
     )
     max_output_tokens: Positive | None = Field(default=None, description="of text; wins over max_tokens")
@@ -77,7 +77,9 @@ class ResponseRequest(TemplateVariables, ignoring(ThinkerSampling, *harmless.RES
     safety_identifier: str | None = Field(default=None, description="accepted; without effect")
     service_tier: str | None = Field(default=None, description="accepted; without effect")
     text: TextOptions | None = None
-    tools: list[Any] | None = Field(default=None, description="functions, and tools that run here; others are left out")
+    tools: Listed[Any] | None = Field(
+        default=None, description="functions, and tools that run here; others are left out"
+    )
     tool_choice: Any = Field(
         default=None, description='"none", "auto", "required", {type: function, name}, {type: image_generation}'
     )
@@ -87,7 +89,7 @@ class ResponseRequest(TemplateVariables, ignoring(ThinkerSampling, *harmless.RES
     )
     user: str | None = Field(default=None, description="accepted; without effect")
 
-    modalities: list[Literal["text", "audio"]] | None = Field(default=None, description="as chat's; OpenAI has none")
+    modalities: Listed[Literal["text", "audio"]] | None = Field(default=None, description="as chat's; OpenAI has none")
     audio: AudioOptions | None = Field(default=None, description="as chat's; OpenAI has none")
     stop: StopStrings | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="as chat's")
@@ -114,6 +116,6 @@ class InputTokensRequest(ignoring(ResponseRequest, "personality")):
     model: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = Field(
         default="", description="default: the one that writes"
     )
-    input: Annotated[str | list[Any], BeforeValidator(lambda value: [] if value is None else value)] = Field(
+    input: Annotated[str | Listed[Any], BeforeValidator(lambda value: [] if value is None else value)] = Field(
         default=[], description="a text, or items"
     )
