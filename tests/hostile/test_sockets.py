@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from gateway.dialects.openai import speech_stream
 from gateway.dialects.realtime.events import CLIENT_EVENT_TYPES
@@ -50,21 +50,18 @@ def event(kind: str, place: str, value: str) -> str:
     return json.dumps(whole).replace('"@"', value)
 
 
-def exchange(socket: ClientConnection, text: str, fragments: int = 0) -> dict[str, Any]:
-    """The first answer that is an error or changes something; {} if the connection is closed."""
-    try:
-        socket.send(iter([text[:1], *[""] * fragments, text[1:]]) if fragments else text)
-        while True:
-            answer = json.loads(socket.recv(timeout=60))
-            if answer["type"] != "session.created":
-                return answer
-    except ConnectionClosed:
-        return {}
-
-
-def opened(gateway: Running, path: str) -> ClientConnection:
+def exchange(gateway: Running, path: str, text: str, fragments: int = 0) -> tuple[dict[str, Any], int | None]:
+    """(the first answer, {} if there is none; the code by which the connection was closed) in a session of its own."""
     url = gateway.url.replace("http", "ws") + path
-    return connect(url, additional_headers={"authorization": f"Bearer {KEY}"}, max_size=None)
+    with connect(url, additional_headers={"authorization": f"Bearer {KEY}"}, max_size=None) as socket:
+        answer: dict[str, Any] = {}
+        try:
+            socket.send(iter([text[:1], *[""] * fragments, text[1:]]) if fragments else text)
+            while not answer or answer["type"] == "session.created":
+                answer = json.loads(socket.recv(timeout=60))
+        except (ConnectionClosed, TimeoutError):
+            answer = {}
+    return answer, socket.protocol.close_code
 
 
 def cases() -> Iterator[tuple[str, str]]:
@@ -74,26 +71,21 @@ def cases() -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize(("path", "kind"), cases())
 async def test_a_message_costs_its_length(gateway: Running, path: str, kind: str):
-    socket = await asyncio.to_thread(opened, gateway, path)
     for place in EVENTS[path][kind]:
         for what, value in VALUES.items():
             text = event(kind, place, value)
             with metered() as cost:
-                answer = await asyncio.to_thread(exchange, socket, text)
+                answer, _ = await asyncio.to_thread(exchange, gateway, path, text)
             print(kind, place, what, len(text), answer.get("type"), answer.get("error"), cost)
             assert cost.held_s < MAX_HELD_S, (kind, place, what, cost)
             assert (cost.rise_mib < MAX_RISE_MIB, cost.cpu_s < MAX_CPU_S) == (True, True), (kind, place, what, cost)
-            if answer.get("type") == "error":
-                assert answer["error"]["code"] != "internal_error", (kind, place, what, answer)
+            assert answer, (kind, place, what)
+            code = answer["error"]["code"] if answer["type"] == "error" else None
+            assert code != "internal_error", (kind, place, what, answer)
             if what.startswith("8 MiB"):
-                assert answer["error"]["code"] == "json_too_large", answer
-            if path != "/v1/realtime":  # its first refusal ends it
-                await asyncio.to_thread(socket.close)
-                socket = await asyncio.to_thread(opened, gateway, path)
-    await asyncio.to_thread(socket.close)
+                assert code == "json_too_large", (kind, place, what, answer)
 
 
 async def test_a_message_of_empty_frames_ends_its_connection(gateway: Running):
-    socket = await asyncio.to_thread(opened, gateway, "/v1/realtime")
-    assert await asyncio.to_thread(exchange, socket, '{"type":"input_audio_buffer.clear"}', 20_000) == {}
-    assert socket.protocol.close_code == 1009
+    text = '{"type":"input_audio_buffer.clear"}'
+    assert await asyncio.to_thread(exchange, gateway, "/v1/realtime", text, 20_000) == ({}, 1009)
