@@ -92,7 +92,8 @@ def _api_error(stage: str, error: errors.StageError) -> ApiError:
 
 _THINKER_FIELDS = (
     (r"^sampling\.json_schema.*", "response_format.json_schema.schema"),
-    (r"^sampling\.(json_object|structure|regex|grammar).*", "response_format"),
+    (r"^sampling\.json_object.*", "response_format"),
+    (r"^sampling\.(regex|choice|grammar|structural_tag).*", r"structured_outputs.\1"),
     (r"^sampling\.", ""),
     (r"^chat_template_kwargs_json.*", "quartet.thinker.chat_template_kwargs"),
     (r"^use_audio_in_video", "quartet.thinker.use_audio_in_video"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from gateway.answers.answer import WholeAnswer, usage
+from gateway.answers.answer import WholeAnswer, logprobs, usage
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
 from gateway.pipeline import events
 from quartet.errors import Error, refused
@@ -138,7 +138,7 @@ class AnswerBuilder(WholeAnswer):
             usage=usage([self]),
             reasoning=self.reasoning,
             tool_calls=[call for _, call in sorted(self.calls.items())],
-            logprobs=self.tokens if wants_logprobs else None,
+            logprobs=logprobs(self.tokens) if wants_logprobs else None,
             timings=self.quartet()["timings"],
         )
 

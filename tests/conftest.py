@@ -30,7 +30,16 @@ os.environ["QUARTET_GATEWAY_VOICES_DIR"] = f"{JOBS_DIR.name}/voices"
 pytest_plugins = ["tests.support.engines"]
 
 # What runs first is what takes longest, so that no worker has it alone at the end.
-ORDER = ("speech", "diffusion", "tests/system/", "tests/rehearsal/", "tests/stage/", "hostile", "tests/pure/", "tests/long/")
+ORDER = (
+    "speech",
+    "diffusion",
+    "tests/system/",
+    "tests/rehearsal/",
+    "tests/stage/",
+    "hostile",
+    "tests/pure/",
+    "tests/long/",
+)
 ALONE = ("test_supervisor.py", "test_shm_faults.py", "test_toy_family.py")  # in tests/system: they ask no shared system
 
 

@@ -1,5 +1,6 @@
 """An answer's text, audio, images, tokens and times."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -146,12 +147,28 @@ def usage(answers: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
-def logprobs(tokens: Iterable[thinker_pb2.TokenLogprob]) -> list[dict[str, Any]]:
+def token_name(token: thinker_pb2.TokenLogprob, as_id: bool) -> str:
+    return f"token_id:{token.token_id}" if as_id else token.token
+
+
+def logprobs(tokens: Iterable[thinker_pb2.TokenLogprob], as_ids: bool = False) -> list[dict[str, Any]]:
     def entry(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
         logprob = max(token.logprob, LEAST_LOGPROB)
-        return {"token": token.token, "logprob": logprob, "bytes": list(token.token_bytes)}
+        return {"token": token_name(token, as_ids), "logprob": logprob, "bytes": list(token.token_bytes)}
 
     return [entry(token) | {"top_logprobs": [entry(other) for other in token.top]} for token in tokens]
+
+
+def prompt_logprobs(tokens: Iterable[thinker_pb2.TokenLogprob]) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's form: each token of the prompt and its alternatives by id; None for the first, which has none."""
+
+    def entry(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
+        return {"logprob": max(token.logprob, LEAST_LOGPROB), "rank": token.rank, "decoded_token": token.token}
+
+    return [
+        None if math.isnan(token.logprob) else {str(each.token_id): entry(each) for each in (token, *token.top)}
+        for token in tokens
+    ]
 
 
 @dataclass
@@ -164,7 +181,7 @@ class WholeAnswer(Answer):
         samples: PCM16.
     """
 
-    tokens: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[thinker_pb2.TokenLogprob] = field(default_factory=list)
     prompt_tokens: list[thinker_pb2.TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -176,7 +193,7 @@ class WholeAnswer(Answer):
         super().take(event)
         match event:
             case TextDelta(delta):
-                self.tokens += logprobs(delta.logprobs)
+                self.tokens += delta.logprobs
                 self.token_ids += delta.token_ids
                 self.reasoning += delta.reasoning
                 for call in delta.tool_calls:

@@ -7,8 +7,9 @@ from typing import Any
 
 from gateway.answers import conversation
 from gateway.answers.conversation import AssistantMessage, ImagePart, ImageUrl, TextPart, ToolMessage, UserMessage
+from gateway.answers.extensions import OF_ONE_TEXT
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import to_jobs
+from gateway.answers.jobs import refuse_members, to_jobs
 from gateway.answers.request import ChatCompletionRequest, NamedFunction, Tool, ToolChoice
 from gateway.answers.tools.calls import HostedTool
 from gateway.answers.tools.events import ToolFailure, ToolResult, made_url
@@ -59,6 +60,7 @@ class ChatDialog:
         self.tools: dict[str, HostedTool] = {}
         self._read_tools()
         request.check()
+        refuse_members(request, OF_ONE_TEXT, "is for one turn, and an answer with tools that run here has several")
         for self._place, message in enumerate(request.messages):
             self._read(message)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from dataclasses import dataclass
@@ -125,6 +125,8 @@ class CompletionRun:
         field: what the request calls its prompts.
         media: files that follow the prompt.
         speech: how answers are spoken; None: they are text.
+        cut: writes into a start message how a long prompt is cut.
+        wants_prompt_ids: the ids of the prompt come with it.
         answers: those to the first prompt first.
 
     Raises:
@@ -142,6 +144,8 @@ class CompletionRun:
     max_tokens: int | None = None
     media: Sequence[bytes] = ()
     speech: RawSpeech | None = None
+    cut: Callable[[thinker_pb2.GenerateStart], None] = lambda start: None
+    wants_prompt_ids: bool = False
 
     def __post_init__(self) -> None:
         settings = self.gateway.settings
@@ -189,7 +193,9 @@ class CompletionRun:
             sampling=sampling,
             priority=self.sampling.priority or 0,
             lora=self._lora,
+            wants_prompt_token_ids=self.wants_prompt_ids,
         )
+        self.cut(start)
         refuse_large(start, self.field)
         request_id = self._meter.request_id
         name = request_id if len(self.answers) == 1 else f"{request_id}-{index}"
@@ -197,10 +203,13 @@ class CompletionRun:
         return Job(name, {"thinker": start} | spoken, self.media)
 
     def _own_name(self, member: str) -> str:
+        member = self.sampling.own_name(member)
         if member.split(".")[0] == "prompt" or (member == "messages" and self.speech is not None):
             return self.field
-        if member == "prompt_logprobs":
-            return "echo" if self.field == "prompt" else f"sampling_params.{member}"
+        if self.field == "token_ids" and member.split(".")[0] in type(self.sampling).model_fields:
+            return f"sampling_params.{member}"
+        if member == "prompt_logprobs" and getattr(self.sampling, member, None) is None:
+            return "echo"
         for chats, ours in _TALKERS.items():
             if member.startswith(chats):
                 return ours + member.removeprefix(chats)

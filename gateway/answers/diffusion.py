@@ -118,8 +118,8 @@ class ImageMembers(Strict):
 
     def fill(self, start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
         """Sets the size. Raises ApiError: 400 naming a member that contradicts another or the model."""
-        if self.output_compression is not None and self.file_format == "png":
-            raise invalid("output_compression", "only with output_format jpeg or webp: png loses nothing")
+        if self.output_compression not in (None, 100) and self.file_format == "png":
+            raise invalid("output_compression", "below 100 only with output_format jpeg or webp: png loses nothing")
         if self.size not in (None, "auto"):
             fill_size(start, self.size, info, self.file_format)
 

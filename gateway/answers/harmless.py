@@ -11,7 +11,10 @@ OF_OTHER_MESSAGES = (
     "tool_calls",
 )
 
+# Of vLLM's clients: which requests belong together, and how many tokens a chunk has.
+_VLLM = ("session_id", "stream_interval")
 CHATS = (
+    *_VLLM,
     *("user", "store", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"),
     *("prompt_cache_options", "safety_identifier", "prediction", "reasoning_effort", "verbosity"),
     *("reasoning", "usage"),  # OpenRouter's
@@ -21,7 +24,7 @@ RESPONSES = (
     *("access_programs", "background_options", "client_metadata", "context_management", "image", "moderation"),
     *("prompt_cache_options", "prompt_cache_retention"),
 )
-COMPLETIONS = ("user",)
+COMPLETIONS = (*_VLLM, "user")
 SPEECH = (
     *("stream", "ignore_eos", "user"),
     "backend",  # LibreChat's

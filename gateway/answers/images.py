@@ -12,6 +12,7 @@ from gateway import metrics
 from gateway.answers.answer import timings
 from gateway.answers.conversation import ImagePart
 from gateway.answers.diffusion import ImageOptions, ImageRequest, require_info
+from gateway.answers.extensions import OF_ONE_TEXT
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.meter import Meter
@@ -27,7 +28,10 @@ from quartet.v1.dit_pb2 import DitStart
 from services.common.errors import InternalError
 
 # Members of a chat that ask for another answer than images; those that say how text is sampled are not read.
-_TEXT_ONLY = ("lora", "audio", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_TEXT_ONLY = (
+    *("lora", "audio", "tools", "tool_choice", "response_format", "structured_outputs", "logprobs", "top_logprobs"),
+    *OF_ONE_TEXT,
+)
 _CHAT_NAMES = {"model", "n", "seed"}  # of members that a request for images has, too
 
 

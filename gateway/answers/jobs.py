@@ -9,6 +9,7 @@ from google.protobuf.message import Message as ProtoMessage
 
 from gateway.answers import conversation
 from gateway.answers.conversation import Message, UserMessage
+from gateway.answers.extensions import OF_ONE_TEXT, StructuralTagFormat
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import (
     AnyTool,
@@ -30,7 +31,10 @@ from services.common.rpc.channels import MAX_MESSAGE_BYTES
 MAX_START_BYTES = MAX_MESSAGE_BYTES - 64 * 1024  # the request's id and gRPC's own words come on top
 MAX_INLINE_BYTES = 4 * 1024 * 1024  # of media in the start message; what is beyond follows in chunks
 # Members that say how text is written; those that say how it is sampled are not read where none is.
-_FOR_WRITERS = ("lora", "tools", "tool_choice", "response_format", "logprobs", "top_logprobs")
+_FOR_WRITERS = (
+    *("lora", "tools", "tool_choice", "response_format", "structured_outputs", "logprobs", "top_logprobs"),
+    *OF_ONE_TEXT,
+)
 
 # A media part's message to the thinker, and its file.
 Pending = tuple[media_pb2.Media, MediaFile]
@@ -68,6 +72,8 @@ def _nth(starts: Mapping[str, ProtoMessage], media: list[bytes], request_id: str
     for kind in copies.keys() & {"thinker", "talker"}:
         if copies[kind].sampling.HasField("seed"):
             copies[kind].sampling.seed += index
+    if index and "thinker" in copies:  # one answer has them for all
+        copies["thinker"].sampling.ClearField("prompt_logprobs")
     return Job(request_id, copies, media)
 
 
@@ -94,7 +100,8 @@ def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
 def refuse_members(request: ChatCompletionRequest, members: Iterable[str], reason: str) -> None:
     """Raises ApiError: 400 naming the first of `members` that says anything."""
     for name in members:
-        if getattr(request, name):
+        value = getattr(request, name)
+        if value or (value == 0 and value is not False):  # 0 alternatives are log-probabilities all the same
             raise invalid(name, reason)
 
 
@@ -145,6 +152,11 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
     )
     pending = fill_messages(start, gateway, request.messages)
     fill_tools(start, request.tools, request.tool_choice)
+    request.end(start)
+    request.cut(start)
+    start.wants_prompt_token_ids = bool(request.return_token_ids)
+    if request.prompt_logprobs is not None:
+        start.sampling.prompt_logprobs = request.prompt_logprobs
     if variables := request.template_variables:
         start.chat_template_kwargs_json = json.dumps(variables)
     late_media = await attach_media(gateway, pending)
@@ -228,6 +240,9 @@ def sampling_of(
             message.json_object = True
         case JsonSchemaFormat(json_schema=schema):
             message.json_schema = json.dumps(schema.json_schema, ensure_ascii=False)
+        case StructuralTagFormat() as tag:
+            tag.fill(message)
+    request.fill(message)
     return message
 
 

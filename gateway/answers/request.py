@@ -2,11 +2,23 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from gateway.answers import harmless
-from gateway.answers.conversation import Message
+from gateway.answers.conversation import Message, TextPart
 from gateway.answers.diffusion import ImageOptions
+from gateway.answers.extensions import ChatMembers, StructuralTagFormat, TextMembers
 from gateway.errors import invalid
 from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
 from gateway.validation import Listed, NotNegative, Strict, ignoring
@@ -134,7 +146,9 @@ class MmProcessorKwargs(Strict):
     use_audio_in_video: bool | None = None
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | StructuralTagFormat, Field(discriminator="type")
+]
 
 
 def _few_biases(value: Any) -> Any:
@@ -143,7 +157,7 @@ def _few_biases(value: Any) -> Any:
     return value
 
 
-class WriterSampling(ThinkerSampling):
+class WriterSampling(ThinkerSampling, TextMembers):
     """How text is written, wherever it is asked for."""
 
     stop: StopStrings | None = None
@@ -152,6 +166,13 @@ class WriterSampling(ThinkerSampling):
     ) = Field(default=None, description=f"at most {MAX_BIASES} tokens")
     response_format: ResponseFormat | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="lower goes first")
+
+    @field_validator("response_format")
+    @classmethod
+    def _is_alone(cls, value: ResponseFormat | None, info: ValidationInfo) -> ResponseFormat | None:
+        if value is not None and value.type != "text" and info.data.get("structured_outputs") is not None:
+            raise ValueError("cannot be beside structured_outputs; send one of the two")
+        return value
 
 
 class TemplateVariables(Strict):
@@ -162,9 +183,21 @@ class TemplateVariables(Strict):
     )
     enable_thinking: bool | None = Field(default=None, description="short for this one of chat_template_kwargs")
 
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Raises ApiError: 400, one is the template itself."""
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return thinking | _variables("chat_template_kwargs", self.chat_template_kwargs)
 
-class ChatCompletionRequest(TemplateVariables, ignoring(WriterSampling, *harmless.CHATS)):
-    """A chat request: OpenAI's parameters, vLLM's further sampling parameters, and `quartet`."""
+
+def _variables(field: str, given: dict[str, Any] | None) -> dict[str, Any]:
+    if given and "chat_template" in given:  # a program, and nothing limits the time it takes
+        raise invalid(f"{field}.chat_template", "is no variable: the template is the model's own")
+    return given or {}
+
+
+class ChatCompletionRequest(TemplateVariables, ChatMembers, ignoring(WriterSampling, *harmless.CHATS)):
+    """A chat request: OpenAI's parameters, vLLM's further ones, and `quartet`."""
 
     model: str
     lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
@@ -209,13 +242,27 @@ class ChatCompletionRequest(TemplateVariables, ignoring(WriterSampling, *harmles
     @property
     def template_variables(self) -> dict[str, Any]:
         """Those of `quartet` win over others. Raises ApiError: 400, one is the template itself."""
-        own = self.quartet.thinker.chat_template_kwargs or {}
-        given = {"chat_template_kwargs": self.chat_template_kwargs or {}, "quartet.thinker.chat_template_kwargs": own}
-        for place, variables in given.items():
-            if "chat_template" in variables:  # a program, and nothing limits the time it takes
-                raise invalid(f"{place}.chat_template", "is no variable: the template is the model's own")
-        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
-        return {**thinking, **given["chat_template_kwargs"], **own}
+        own = self.quartet.thinker.chat_template_kwargs
+        return super().template_variables | _variables("quartet.thinker.chat_template_kwargs", own)
+
+    @property
+    def answer_role(self) -> str:
+        """Of the answer's message: the last message's if no answer begins after that."""
+        return "assistant" if self.asks else self.messages[-1].role
+
+    @property
+    def echoed(self) -> str:
+        """The text before the answer's own."""
+        last = self.messages[-1]
+        if not self.echo or last.role != self.answer_role:
+            return ""
+        return "".join(part.text for part in last.content or () if isinstance(part, TextPart))
+
+    def _check_spoken(self) -> None:
+        wanted = {name: getattr(self, name) for name in ("continue_final_message", "echo", "truncate_prompt_tokens")}
+        for name, value in (wanted | {"add_generation_prompt": self.add_generation_prompt is False}).items():
+            if value:
+                raise invalid(name, "a spoken answer begins after the whole conversation; leave it out, or the audio")
 
     def check(self) -> None:
         """Raises ApiError: 400 naming the first parameter that contradicts another."""
@@ -224,7 +271,12 @@ class ChatCompletionRequest(TemplateVariables, ignoring(WriterSampling, *harmles
             raise invalid("audio.format", "a stream has pcm16 or wav; leave it out, or set stream to false")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only with stream: true")
-        if self.top_logprobs is not None and not self.logprobs:
+        self.check_end()
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "a stream does not tell them; set stream to false")
+        if self.speaks:
+            self._check_spoken()
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "only with logprobs: true")
         if self.min_tokens is not None and most is not None and self.min_tokens > most:
             raise invalid("min_tokens", f"{self.min_tokens} is more than the most tokens allowed, {most}")

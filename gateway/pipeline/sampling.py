@@ -31,16 +31,21 @@ class _Sampling(Strict):
         return defaults.model_dump(exclude_none=True) | own
 
 
-class ThinkerSampling(_Sampling):
-    """How text is sampled. None: the pipeline's value, or the checkpoint's."""
+class TranscriptSampling(_Sampling):
+    """How a transcript is sampled. None: the checkpoint's."""
 
-    temperature: Temperature | None = Field(default=None, description="0 is greedy")
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
         default=None, description="tokens kept; 0 or -1 keeps all"
     )
     min_p: Annotated[float, _within(limits.MIN_P)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+
+
+class ThinkerSampling(TranscriptSampling):
+    """How text is sampled. None: the pipeline's value, or the checkpoint's."""
+
+    temperature: Temperature | None = Field(default=None, description="0 is greedy")
     max_tokens: Positive | None = Field(default=None, description="most tokens of the answer")
     min_tokens: NotNegative | None = Field(default=None, description="least tokens of the answer")
     ignore_eos: bool | None = Field(default=None, description="continue past end-of-sequence")

@@ -18,7 +18,7 @@ def match_case(name: str, known: Iterable[str]) -> str | None:
 
 
 def without_insides(message: str) -> str:
-    """`message` without what a library says of itself. A long one is cut: it may quote a client, and the patterns take a
+    """`message` without what a library says of itself. A long one is cut: it may quote a client, and patterns take a
     power of its length."""
     short = message if len(message) <= _MAX_CHARACTERS else f"{message[:_MAX_CHARACTERS]}..."
     return re.sub(r"\s+", " ", _INSIDES.sub("", short)).strip(" :,")

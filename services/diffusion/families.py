@@ -77,6 +77,7 @@ class Family:
         max_prompt_tokens: where the pipeline has no `max_sequence_length`.
         images: most pictures it takes itself.
         edit, inpaint: diffusers' classes for that, with the same components.
+        scales: whether they bring a picture to the size that is asked for.
         min_steps: fewer make no picture: Qwen-Image's schedule divides by zero.
         fps: frames a second.
     """
@@ -94,6 +95,7 @@ class Family:
     needs_image: bool = False
     edit: str | None = None
     inpaint: str | None = None
+    scales: bool = True
     min_steps: int = 1
     fps: float = 16.0
     batching: BatchRules = field(default_factory=BatchRules)
@@ -129,6 +131,7 @@ FAMILIES: Mapping[str, Family] = {
         max_side=lambda pipe: min(pipe.transformer.config.axes_lens[1:]) * _image_multiple(pipe),
         edit="ZImageImg2ImgPipeline",
         inpaint="ZImageInpaintPipeline",
+        scales=False,
         batching=BatchRules(rows="x", ragged=frozenset({"cap_feats"})),
     ),
     "FluxPipeline": replace(_FLUX, edit="FluxImg2ImgPipeline", inpaint="FluxInpaintPipeline"),

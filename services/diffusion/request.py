@@ -23,6 +23,7 @@ MAX_PROGRESS_INTERVAL_MS = 60_000
 MAX_LORA_WEIGHT = 100.0
 MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
 _SEEDS = 1 << 64
+_LANCZOS = 1  # PIL's filter, and that of diffusers
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,8 @@ def resolve(
     arguments |= _size(start, info, images, follows_picture=pipeline is pipelines.pipeline)
     if images:
         several = pipeline is pipelines.pipeline and pipelines.family.images > 1
+        if not pipelines.family.scales:
+            images = [images[0].resize((arguments["width"], arguments["height"]), _LANCZOS)]
         arguments["image"] = list(images) if several else images[0]
     if mask is not None:
         arguments["mask_image"] = mask

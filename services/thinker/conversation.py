@@ -58,6 +58,19 @@ class RawPrompt:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """How a long prompt is cut: to `most` tokens, the last ones if it `keeps_last`.
+
+    Attributes:
+        most: -1: as many as leave room for an answer.
+        keeps_last: None: as the tokenizer is configured.
+    """
+
+    most: int
+    keeps_last: bool | None = None
+
+
+@dataclass(frozen=True)
 class Conversation:
     """All that makes up a prompt.
 
@@ -67,6 +80,9 @@ class Conversation:
         use_audio_in_video: whether the sound tracks of videos are heard too.
         template_kwargs: extra variables of the chat template.
         raw: the prompt itself, instead of messages.
+        asks: whether the prompt ends where an answer begins.
+        continues: whether it ends within the last message, which the answer continues.
+        cut: None: a prompt that is too long is refused.
     """
 
     messages: list[Message]
@@ -74,6 +90,9 @@ class Conversation:
     use_audio_in_video: bool = False
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     raw: RawPrompt | None = None
+    asks: bool = True
+    continues: bool = False
+    cut: Cut | None = None
 
     @property
     def field(self) -> Literal["messages", "prompt"]:

@@ -260,7 +260,8 @@ async def _steps(outputs: "AsyncGenerator[RequestOutput]", request_id: str) -> A
             async for output in outputs:
                 yield _step(output)
     except VLLMClientError as error:
-        raise InvalidInput("sampling", str(error)) from error
+        parameter = getattr(error, "parameter", None)
+        raise InvalidInput(f"sampling.{parameter}" if parameter else "sampling", str(error)) from error
     except EngineDeadError:
         raise Unavailable("the thinker's engine died; the stage restarts") from None
     except StageError:

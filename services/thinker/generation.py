@@ -92,6 +92,7 @@ class Generation:
                 prompt_tokens=prompt_tokens,
                 audio_tokens=self._prompt.audio_tokens,
                 image_tokens=self._prompt.image_tokens,
+                token_ids=self._prompt.token_ids if self.start.wants_prompt_token_ids else None,
             )
         )
 
@@ -193,4 +194,5 @@ class Generation:
             summary.stop = step.stop
             special_ids, ended = self.engine.checkpoint.special_ids, step.finish_reason == "stop"
             # a call that was forced is sampled without the markers that the template puts around it
-            summary.token_ids_reusable = self._schema is None and is_reusable(deltas.token_ids, special_ids, ended)
+            is_whole = self._schema is None and not self.start.continue_final_message
+            summary.token_ids_reusable = is_whole and is_reusable(deltas.token_ids, special_ids, ended)

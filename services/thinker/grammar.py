@@ -23,15 +23,22 @@ def reason(error: Exception) -> str:
 
 def check_allows_text(params: "StructuredOutputsParams") -> None:
     """Raises ValueError: the schemas compile, but no text that ends fits one of them, or a part that may be begun."""
+    from vllm.v1.structured_output.utils import grammar_is_likely_lark
     from xgrammar import Grammar
 
     grammars: list[Grammar] = []
     if isinstance(params.json, str) and params._backend == "xgrammar":
         grammars = [Grammar.from_json_schema(params.json)]
+    elif params.grammar is not None and params._backend == "xgrammar":
+        is_lark = grammar_is_likely_lark(params.grammar)
+        grammars = [Grammar.from_lark(params.grammar) if is_lark else Grammar.from_ebnf(params.grammar)]
     elif params.structural_tag is not None:
         tag = json.loads(params.structural_tag)
-        formats = tag["format"].get("elements", [tag["format"]])
-        grammars = [Grammar.from_structural_tag(json.dumps(tag | {"format": each})) for each in formats]
+        if "structures" in tag:  # XGrammar's older form
+            grammars = [Grammar.from_json_schema(json.dumps(each["schema"])) for each in tag["structures"]]
+        else:
+            formats = tag["format"].get("elements", [tag["format"]])
+            grammars = [Grammar.from_structural_tag(json.dumps(tag | {"format": each})) for each in formats]
     for grammar in grammars:
         _check_ends(str(grammar))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from services.common.errors import ContextTooLong, InvalidInput, InvalidMedia
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, MediaFile, Prompt, runs
+from services.thinker.conversation import Conversation, Cut, MediaFile, Prompt, runs
 from services.thinker.engine import ThinkerEngine
 from services.thinker.media import decode_audio, decode_image, decode_video
 from services.thinker.template import ChatTemplate
@@ -58,7 +58,8 @@ class Preprocessor:
     def _decode(self, conversation: Conversation) -> tuple[list[int], dict[str, list[Any]], dict[str, Any], bool]:
         """Token ids with one placeholder for each medium, the decoded media by kind, vLLM's options for them, and
         whether the prompt ends in a thought."""
-        token_ids = self.template.apply(conversation)
+        whole = self.template.apply(conversation)
+        token_ids = self._shortened(whole, conversation.cut)
         self._refuse_longer(len(token_ids), conversation.field)
         settings, rate = self._settings, self._checkpoint.sample_rate_hz
         media: dict[str, list[Any]] = {"image": [], "audio": [], "video": []}
@@ -85,7 +86,8 @@ class Preprocessor:
                     raise InvalidInput("use_audio_in_video", f"must not be set beside audio parts: {_NO_MIX}")
                 options["use_audio_in_video"] = True
         media["audio"] = [(wave, rate) for wave in media["audio"]]
-        opens_thought = self.template.opens_thought(conversation)
+        has_end = token_ids == whole[len(whole) - len(token_ids) :]
+        opens_thought = has_end and self.template.opens_thought(conversation)
         return token_ids, {kind: items for kind, items in media.items() if items}, options, opens_thought
 
     def sample_frames(self, total: int, rate: float) -> np.ndarray:
@@ -112,6 +114,18 @@ class Preprocessor:
         audio = ids == placeholders.get("audio", _NO_TOKEN)
         image = np.isin(ids, [placeholders.get("image", _NO_TOKEN), placeholders.get("video", _NO_TOKEN)])
         return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input, opens_thought)
+
+    def _shortened(self, token_ids: list[int], cut: Cut | None) -> list[int]:
+        """Raises InvalidInput: so many tokens leave no room for an answer."""
+        if cut is None:
+            return token_ids
+        room = self._engine.max_context_tokens - 1
+        if cut.most > room:
+            raise InvalidInput("truncate_prompt_tokens", f"must be at most {room}; -1 is as many as there is room for")
+        most = room if cut.most < 0 else cut.most
+        side = self._checkpoint.tokenizer.truncation_side
+        keeps_last = side == "left" if cut.keeps_last is None else cut.keeps_last
+        return token_ids[max(0, len(token_ids) - most) :] if keeps_last else token_ids[:most]
 
     def _refuse_longer(self, tokens: int, field: str) -> None:
         most = self._engine.max_context_tokens

@@ -9,13 +9,26 @@ from quartet.v1 import media_pb2, thinker_pb2
 from services.common import sampling_limits
 from services.common.errors import InvalidInput, TooManyMedia, require
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, MediaFile, MediaKind, Message, RawPrompt, check_token_ids
+from services.thinker.conversation import (
+    Conversation,
+    Cut,
+    MediaFile,
+    MediaKind,
+    Message,
+    RawPrompt,
+    check_token_ids,
+)
 from services.thinker.structure import Format, forced_schema, read_object, structure_of
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
 MAX_STOP_STRINGS = 16
+# vLLM's workers on GPUs raise at more than 1,024, at 128 ids that end an answer (the checkpoint's own included).
+_MOST_IDS = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 120}
+# They raise at 1,024 tokens of these, too: each word has at most one a byte, with and without a blank before it.
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_BYTES = 448
 MAX_TOP_LOGPROBS = int(sampling_limits.TOP_LOGPROBS.most)
 
 _LONGEST = 2**31 - 1
@@ -32,6 +45,10 @@ _RANGES = {
     "top_logprobs": sampling_limits.TOP_LOGPROBS,
     "prompt_logprobs": sampling_limits.TOP_LOGPROBS,
 }
+_SWITCHES = (
+    *("ignore_eos", "include_stop_str_in_output"),
+    *("skip_special_tokens", "spaces_between_special_tokens"),
+)
 _ROLES = ("system", "user", "assistant", "tool")
 _KINDS: dict[int, MediaKind] = {
     media_pb2.MEDIA_KIND_IMAGE: "image",
@@ -53,14 +70,38 @@ def read_conversation(
     template_kwargs = read_object("chat_template_kwargs_json", start.chat_template_kwargs_json or "{}")
     if "chat_template" in template_kwargs:  # a template is a program, and nothing limits the time it takes
         raise InvalidInput("chat_template_kwargs_json", "may set the template's variables, not the template")
-    conversation = Conversation(messages, tools, start.use_audio_in_video, template_kwargs, raw)
+    continues = start.continue_final_message
+    asks = not (start.no_generation_prompt or continues)
+    hears = start.use_audio_in_video
+    conversation = Conversation(messages, tools, hears, template_kwargs, raw, asks, continues, _cut(start))
     _check_media(conversation.media, limits)
+    if conversation.continues:
+        _check_continued(messages[-1], f"messages[{len(messages) - 1}]")
+    if conversation.cut and conversation.media:
+        raise InvalidInput("truncate_prompt_tokens", "cannot be beside media, which are not cut; leave it out")
     return conversation
+
+
+def _cut(start: thinker_pb2.GenerateStart) -> Cut | None:
+    if not start.HasField("truncate_prompt_tokens"):
+        return None
+    most, side = start.truncate_prompt_tokens, start.truncation_side
+    require(most == -1 or most > 0, "truncate_prompt_tokens", f"must be -1, or 1 or more, not {most}")
+    return Cut(most, side == thinker_pb2.TRUNCATION_SIDE_LEFT if side else None)
+
+
+def _check_continued(last: Message, field: str) -> None:
+    """Raises InvalidInput: an answer cannot go on with `last`."""
+    ends_in_text = last.parts and isinstance(last.parts[-1], str) and last.parts[-1].strip()
+    require(ends_in_text, f"{field}.content", "must end in a text to be continued; leave out continue_final_message")
+    for name in ("tool_calls", "token_ids"):
+        require(not getattr(last, name), f"{field}.{name}", "cannot be in a message that is continued; leave them out")
 
 
 def _raw(start: thinker_pb2.GenerateStart) -> RawPrompt:
     prompt = start.prompt
-    for name in ("messages", "tools", "chat_template_kwargs_json"):
+    template = ("messages", "tools", "chat_template_kwargs_json", "continue_final_message", "no_generation_prompt")
+    for name in template:
         require(not getattr(start, name), name, "cannot be beside a prompt: no chat template is applied")
     require(prompt.text or prompt.token_ids.ids, "prompt", "must have a text or token ids")
     files = [_file(f"prompt.media[{i}]", media) for i, media in enumerate(prompt.media)]
@@ -166,7 +207,7 @@ def sampling_params(
 
     _check_sampling(request, vocab_size)
     values: dict[str, Any] = {"max_tokens": None, **defaults}
-    named_alike = [*(name for name in _RANGES if name != "top_logprobs"), "ignore_eos"]
+    named_alike = [*(name for name in _RANGES if name != "top_logprobs"), *_SWITCHES]
     values |= {name: getattr(request, name) for name in named_alike if request.HasField(name)}
     return SamplingParams(
         **values,
@@ -175,6 +216,8 @@ def sampling_params(
         logit_bias=dict(request.logit_bias) or None,
         stop=list(request.stop),
         stop_token_ids=list(request.stop_token_ids),
+        allowed_token_ids=list(request.allowed_token_ids) or None,
+        bad_words=list(request.bad_words),
         structured_outputs=structure_of(request, forced, calls),
         output_kind=RequestOutputKind.DELTA,
     )
@@ -191,8 +234,15 @@ def _check_sampling(request: thinker_pb2.SamplingParameters, vocab_size: int) ->
     if len(request.stop) > MAX_STOP_STRINGS:
         raise InvalidInput("sampling.stop", f"has {len(request.stop)} strings; at most {MAX_STOP_STRINGS} are taken")
     require(all(request.stop), "sampling.stop", "must not contain an empty string")
-    check_token_ids("sampling.stop_token_ids", request.stop_token_ids, vocab_size)
-    check_token_ids("sampling.logit_bias", request.logit_bias, vocab_size)
+    for name, most in _MOST_IDS.items():
+        token_ids = getattr(request, name)
+        check_token_ids(f"sampling.{name}", token_ids, vocab_size)
+        require(len(token_ids) <= most, f"sampling.{name}", f"has {len(token_ids)} tokens; at most {most} are taken")
+    require(all(map(str.strip, request.bad_words)), "sampling.bad_words", "must not contain a blank word")
+    size_bytes = sum(len(word.encode()) for word in request.bad_words)
+    if len(request.bad_words) > MAX_BAD_WORDS or size_bytes > MAX_BAD_WORD_BYTES:
+        reason = f"at most {MAX_BAD_WORDS} words of {MAX_BAD_WORD_BYTES} bytes together are taken"
+        raise InvalidInput("sampling.bad_words", reason)
     for token_id, bias in request.logit_bias.items():
         if not -100 <= bias <= 100:
             raise InvalidInput("sampling.logit_bias", f"of token {token_id} must be -100 to 100, not {bias:g}")

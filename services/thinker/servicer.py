@@ -82,12 +82,13 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             template, in_thread = self.preprocessor.template, self.preprocessor.in_thread
             if request.messages:
                 start = thinker_pb2.GenerateStart(messages=request.messages, tools=request.tools)
-                start.chat_template_kwargs_json = request.chat_template_kwargs_json
+                for name in ("chat_template_kwargs_json", "continue_final_message", "no_generation_prompt"):
+                    setattr(start, name, getattr(request, name))
                 tools, _ = read_tools(start)
                 conversation = read_conversation(start, tools, self._settings)
                 if conversation.media:
                     raise InvalidInput(conversation.media[0].field, "media are not counted here; send text")
-                token_ids = await in_thread(template.apply, conversation, not request.no_generation_prompt)
+                token_ids = await in_thread(template.apply, conversation)
             else:
                 token_ids = await in_thread(template.tokens, request.text, not request.no_special_tokens)
             tokens = await in_thread(template.spelled, token_ids) if request.wants_tokens else []
@@ -170,6 +171,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 kv_blocks=engine.kv_blocks,
                 default_temperature=engine.sampling_defaults.get("temperature", 1.0),
                 default_top_p=engine.sampling_defaults.get("top_p", 1.0),
+                reasons=engine.checkpoint.reasoning is not None,
             ),
         )
 

@@ -81,19 +81,26 @@ def structure_of(
         return StructuredOutputsParams(json=forced)
     if kind is None or (kind == "json_object" and not request.json_object):
         return None
+    if kind == "structural_tag":
+        read_object("sampling.structural_tag", request.structural_tag)
+        require(calls is None, "sampling.structural_tag", "cannot be beside tools; leave one of the two out")
+    require(kind != "choice" or request.choice.texts, "sampling.choice", "must have at least one text")
     schema = read_object("sampling.json_schema", request.json_schema) if kind == "json_schema" else {"type": "object"}
+    texts = list(request.choice.texts)
     if calls is not None:
         answers: dict[str, Format] = {
             "json_schema": _schema_format(schema, "sampling.json_schema"),
             "json_object": _schema_format(schema, "sampling.json_schema"),
             "regex": {"type": "regex", "pattern": request.regex},
             "grammar": {"type": "grammar", "grammar": request.grammar},
+            "choice": {"type": "or", "elements": [{"type": "const_string", "value": each} for each in texts]},
         }
         format_ = {"type": "or", "elements": [answers[kind], calls]}
         return StructuredOutputsParams(structural_tag=json.dumps({"type": "structural_tag", "format": format_}))
     if kind == "json_schema":
         return StructuredOutputsParams(json=json.dumps(standalone(schema, "sampling.json_schema")))
-    return StructuredOutputsParams(**{kind: getattr(request, kind)})  # vLLM has the same names
+    named: dict[str, Any] = {kind: texts or getattr(request, kind)}  # vLLM has the same names
+    return StructuredOutputsParams(**named)
 
 
 def _schema_format(schema: Mapping[str, Any], field: str) -> Format:

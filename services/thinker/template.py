@@ -21,8 +21,8 @@ class ChatTemplate:
         self._lock = threading.Lock()  # transformers' fast tokenizers refuse concurrent calls
         self._special_ids = checkpoint.special_ids  # read before there are any
 
-    def apply(self, conversation: Conversation, asks: bool = True) -> list[int]:
-        """Token ids, up to where an answer begins if it `asks` for one, with one placeholder for each medium.
+    def apply(self, conversation: Conversation) -> list[int]:
+        """Token ids, not cut, with one placeholder for each medium.
 
         A prompt whose last answer is given by its ids begins with the prompt that was answered, and these ids.
 
@@ -31,7 +31,7 @@ class ChatTemplate:
                 the template refuses.
         """
         raw = conversation.raw
-        token_ids = self._templated(conversation, asks) if raw is None else self._given(raw)
+        token_ids = self._templated(conversation) if raw is None else self._given(raw)
         for kind, token_id in self._checkpoint.placeholders.items():
             count = sum(file.kind == kind for file in conversation.media)
             if token_ids.count(token_id) != count:
@@ -67,22 +67,28 @@ class ChatTemplate:
             return list(raw.token_ids)
         return self.tokens(raw.text, special=True)
 
-    def _templated(self, conversation: Conversation, asks: bool) -> list[int]:
+    def _templated(self, conversation: Conversation) -> list[int]:
         try:
             with self._lock:
                 given = [(i, message) for i, message in enumerate(conversation.messages) if message.token_ids]
-                return self._apply(conversation, {i: self._answer(i, message) for i, message in given}, asks)
+                return self._apply(conversation, {i: self._answer(i, message) for i, message in given})
         except InvalidInput:
             raise
         except Exception as error:  # a template may raise anything; it ran on the user's input
+            if conversation.continues and isinstance(error, ValueError):  # transformers' quotes the whole prompt
+                reason = "the chat template does not write its text as it is, so it cannot be continued"
+                raise InvalidInput(f"messages[{len(conversation.messages) - 1}].content", reason) from error
             raise InvalidInput("messages", f"the model's chat template refuses them: {error}") from error
 
     def opens_thought(self, conversation: Conversation) -> bool:
         """Whether the prompt of `conversation` ends in a thought. Only what the template writes last counts: a user may
         write markers."""
         markers = self._checkpoint.reasoning
-        if markers is None or conversation.raw is not None:
+        if markers is None or conversation.raw is not None or not (conversation.asks or conversation.continues):
             return False
+        if conversation.continues:
+            last = "".join(part for part in conversation.messages[-1].parts if isinstance(part, str))
+            return last.rfind(markers.opening) > last.rfind(markers.closing)
         turns = [_to_template(message) for message in conversation.messages]
         with self._lock:
             prompt, ended = (self._render(turns, conversation, asks) for asks in (True, False))
@@ -99,7 +105,7 @@ class ChatTemplate:
                 raise InvalidInput(_field(index), f"has the special token {token} at {place}; give the content instead")
         return token_ids
 
-    def _apply(self, conversation: Conversation, answers: dict[int, list[int]], asks: bool) -> list[int]:
+    def _apply(self, conversation: Conversation, answers: dict[int, list[int]]) -> list[int]:
         """The prompt, with `answers` by the index of their messages."""
         # Stands for an answer while the template runs; no text can have it, as nobody can guess it.
         mark = f"answer-{secrets.token_hex(16)}"
@@ -107,7 +113,7 @@ class ChatTemplate:
             {"role": message.role, "content": f"{mark}-{i}-"} if i in answers else _to_template(message)
             for i, message in enumerate(conversation.messages)
         ]
-        text = self._render(turns, conversation, asks)
+        text = self._render(turns, conversation, conversation.asks, conversation.continues)
         opening = ""
         if answers:
             ended = self._render(turns, conversation, False)
@@ -124,14 +130,17 @@ class ChatTemplate:
             token_ids += self._tokens(_as_sampled(before, opening), not token_ids) + answers[i]
         return token_ids + self._tokens(texts[-1], not token_ids)
 
-    def _render(self, turns: Sequence[dict[str, Any]], conversation: Conversation, asks: bool) -> str:
-        """The text, up to where an answer begins if it `asks` for one."""
+    def _render(
+        self, turns: Sequence[dict[str, Any]], conversation: Conversation, asks: bool, continues: bool = False
+    ) -> str:
+        """The text: up to where an answer begins if it `asks`, up to the end of the last text if it `continues`."""
         system = self._checkpoint.system_prompt
         has_own = system is None or (turns and turns[0]["role"] == "system")
         return self._checkpoint.processor.apply_chat_template(
             turns if has_own else [{"role": "system", "content": system}, *turns],
             tools=conversation.tools or None,
             add_generation_prompt=asks,
+            continue_final_message=continues,
             tokenize=False,
             **conversation.template_kwargs,
         )

@@ -1,9 +1,6 @@
 """Other people's libraries converse with a running system, unmodified but for the base URL: three turns, in which the
 model calls a function, and the user interrupts an answer."""
 
-import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,7 @@ from transformers import AutoTokenizer
 
 from cli.plan import PIPELINE
 from gateway.media.encode import encode_audio
-from tests.support.clients.environments import CLIENTS, node_with_packages, python_with
+from tests.support.clients.environments import CLIENTS, node_with_packages, python_with, report_of
 from tests.support.network.tls_front import tls_front
 from tests.support.samples.espeak import spoken
 from tests.support.systems.stack import IDENTITY, Access, Stack, running, until
@@ -26,7 +23,6 @@ TURNS = {
     "second": "Wait, tell me about the boats.",
     "third": "And what is the sea like today?",
 }
-TIMEOUT_S = 400.0  # a guard: a conversation takes half a minute of a free machine
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +62,7 @@ def _talk(stack: Stack, url: str, command: list[str], speech: Path, **environmen
     barge_ins = stack.metric("gateway", "quartet_gateway_barge_ins_total")
     cancelled = {stage: stack.cancelled(stage) for stage in ("talker", "code2wav")}
     environment = {"OPENAI_API_KEY": stack.key, "OPENAI_AGENTS_DISABLE_TRACING": "1", **environment}
-    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
-    command = [*command, f"{url}/v1", str(speech)]
-    done = subprocess.run(command, env=outside, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
+    report = report_of(*command, f"{url}/v1", speech, **environment)
     assert report["errors"] == []
     ((name, on),) = report["calls"][0].items()
     assert (len(report["calls"]), name, type(on)) == (1, "on", bool)

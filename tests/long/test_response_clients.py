@@ -3,9 +3,6 @@ and other people's libraries, unmodified."""
 
 import base64
 import io
-import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from PIL import Image
 
 from cli.plan import OMNI_DIT_PIPELINE
 from tests.support.clients.anthropic import anthropic_report
-from tests.support.clients.environments import CLIENTS, python_with
+from tests.support.clients.environments import CLIENTS, python_with, report_of
 from tests.support.samples.media import png
 from tests.support.systems.stack import Stack, running
 from tests.support.weights.checkpoints import diffusion_checkpoint
@@ -106,12 +103,8 @@ def test_a_chat_draws_and_changes_what_it_drew(stack: Stack) -> None:
 @pytest.mark.parametrize("program", ["agents_answers", "langchain_answers"])
 def test_another_library_asks_and_answers_calls(stack: Stack, program: str) -> None:
     url = f"{stack.url}/v1"
-    command = [str(python_with("openai")), str(CLIENTS / f"{program}.py"), url, stack.model]
-    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    outside |= {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": url}
-    done = subprocess.run(command, env=outside, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
+    access = {"OPENAI_API_KEY": "none", "OPENAI_BASE_URL": url}
+    report = report_of(python_with("openai"), CLIENTS / f"{program}.py", url, stack.model, **access)
     assert report["calls"]
     assert all(isinstance(call["on"], bool) for call in report["calls"])
     assert all(report["texts"])

@@ -26,6 +26,7 @@ from PIL import Image
 
 from cli.plan import OMNI_DIT_PIPELINE
 from services.demo_models import OMNI, PAINTER, PAINTER_SIZE, resolve
+from tests.support.clients.environments import CLIENTS, python_with, report_of
 from tests.support.references.qwen3_omni import Reference
 from tests.support.samples.words import (
     AT_ONCE,
@@ -54,6 +55,7 @@ from training.units import VOICES
 from training.world import capitals, sentence
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(START_TIMEOUT_S)]
+SENTENCE = "The old king likes the boat."
 
 
 @pytest.fixture(scope="module")
@@ -245,6 +247,15 @@ async def test_speech_is_understood_as_often_as_that_of_espeak(client: httpx.Asy
         listener.recognize(sound, SPEECH_HZ) == plain(text) for text, sound in zip(sentences, recordings, strict=False)
     )
     assert ours >= 0.9 * theirs
+
+
+@pytest.mark.parametrize("library", ["livekit", "pipecat"])
+def test_another_library_writes_down_what_it_has_spoken(served: Stack, library: str) -> None:
+    program = CLIENTS / f"{library}_speech.py"
+    report = report_of(python_with(library), program, f"{served.url}/v1", SENTENCE, OPENAI_API_KEY="none")
+    assert not report.get("errors")
+    assert 1 < report["spoken_s"] < 5
+    assert [plain(text) for text in report["transcripts"]] == [plain(SENTENCE)] * len(report["transcripts"]) != []
 
 
 async def test_no_wrong_word_when_the_talker_dies(served: Stack, client: httpx.AsyncClient) -> None:

@@ -243,7 +243,7 @@ def test_commands_are_in_blocks_that_are_known() -> None:
     """A block of another language, or of none, would hide its commands. `python` is run, `py` and `js` are lines of
     programs that tests/pure/test_client_documents.py compares."""
     assert {block.language for block in blocks()} <= LANGUAGES
-    pages = {"docs/realtime-clients.md", "docs/message-clients.md"}
+    pages = {f"docs/{family}-clients.md" for family in ("chat", "message", "realtime", "speech")}
     assert {block.where.partition(":")[0] for block in blocks("py", "js")} == pages
     hidden = [
         block.where for block in blocks("", "text") if re.search(rf"^\s*\$? ?({'|'.join(CHECKS)}) ", block.text, re.M)

@@ -92,6 +92,35 @@ async def test_each_stretch_of_speech_is_asked_for_and_told_in_order(gateway):
             assert 1.5 < file.getnframes() / RATE_HZ < 2.6
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/audio/translations"])
+async def test_how_a_transcript_is_sampled(gateway, path):
+    sampling: dict[str, Any] = {"seed": 7, "top_p": 0.5, "top_k": 5, "min_p": 0.25, "repetition_penalty": 1.5}
+    sampling |= {"frequency_penalty": -0.5, "presence_penalty": 0.5}
+    assert (await post(gateway, path, **sampling)).status_code == 200
+    for start in gateway.scripts["thinker"].requests:
+        assert {name: getattr(start.sampling, name) for name in sampling} == sampling
+    for name in sampling:
+        wrong: dict[str, Any] = {name: "many"}
+        error = (await post(gateway, path, **wrong)).json()["error"]
+        assert (error["param"], error["code"]) == (name, "invalid_value")
+    await post(gateway, path)
+    assert not any(gateway.scripts["thinker"].requests[-1].sampling.HasField(name) for name in sampling)
+
+
+async def test_a_translation_is_into_the_language_that_is_named(gateway):
+    path = "/v1/audio/translations"
+    wanted: dict[str, Any] = {"response_format": "verbose_json", "language": "fr"}
+    for given, name in (("de", "German"), ("zh-CN", "Chinese"), ("japanese", "Japanese"), (None, "English")):
+        body = (await post(gateway, path, to_language=given, **wanted)).json()
+        assert body["language"] == name.lower()
+        text = gateway.scripts["thinker"].requests[-1].messages[0].content[1].text
+        assert text == f"Listen to the provided French speech and produce a translation in {name} text."
+    unknown = (await post(gateway, path, to_language="klingon")).json()["error"]
+    assert unknown["message"] == "to_language: no language 'klingon'; use an ISO 639-1 code such as en, de or zh"
+    refused = (await post(gateway, to_language="de")).json()["error"]
+    assert (refused["param"], "use /v1/audio/translations" in refused["message"]) == ("to_language", True)
+
+
 async def test_times_are_those_of_the_pauses(gateway):
     gateway.scripts["thinker"].logprobs = True
     fields: dict[str, Any] = {"response_format": "verbose_json", "language": "English"}
@@ -252,13 +281,23 @@ async def test_a_file_needs_no_name(gateway):
 @pytest.mark.parametrize("path", [PATH, "/v1/audio/translations"])
 async def test_a_body_in_json(gateway, path):
     data = base64.b64encode(talk()).decode()
-    for file in (data, f"data:audio/mpeg;base64,{data}"):
-        body = {"model": "scripted", "file": file, "language": None, "temperature": 0.2}
+    url = f"data:audio/mpeg;base64,{data}"
+    sounds = (
+        {"file": data},
+        {"file": url},
+        {"input_audio": {"data": data, "format": "mp3"}},
+        {"input_audio": {"data": url}},
+    )
+    for sound in sounds:
+        body = {"model": "scripted", "language": None, "temperature": 0.2, **sound}
         response = await gateway.http.post(path, json=body)
         assert response.json()["text"] == " ".join([SAID] * 3)
     for body, param in (
         ({"model": "scripted"}, "file"),
         ({"model": "scripted", "file": "?"}, "file"),
+        ({"input_audio": {"data": "?"}}, "input_audio.data"),
+        ({"input_audio": {"format": "mp3"}}, "input_audio.data"),
+        ({"input_audio": {"data": data}, "file": data}, "input_audio"),
         ({"model": "scripted", "file": "http://127.0.0.1/a.mp3"}, "file"),
         ({"model": "scripted", "file": data, "beams": 2}, "beams"),
     ):

@@ -52,6 +52,26 @@ async def test_a_turn_is_written_down(speech_gateway: Running, sentence: bytes) 
     )
 
 
+@pytest.mark.parametrize(
+    ("hints", "expected"),
+    [
+        ({"languages": ["de"], "keywords": ["Quartet", "Talker"]}, "the German audio into text. Names and terms"),
+        ({"languages": ["de", "en"], "keywords": []}, "the audio into text."),
+    ],
+)
+async def test_hints_of_newer_models_count(
+    speech_gateway: Running, sentence: bytes, hints: dict, expected: str
+) -> None:
+    async with session(speech_gateway) as client:
+        await manual(client, **hints)
+        await commit(client, sentence)
+        await client.until(f"{EVENTS}.completed")
+    (asked,) = speech_gateway.scripts["thinker"].requests
+    text = asked.messages[0].content[1].text
+    assert text.startswith(f"Transcribe {expected}")
+    assert text.endswith(", ".join(hints["keywords"]))
+
+
 async def test_a_language_that_is_not_known_is_found_by_the_model(speech_gateway: Running, sentence: bytes) -> None:
     async with session(speech_gateway) as client:
         await manual(client, language="Klingon")

@@ -89,3 +89,25 @@ def test_an_endpoint_accepts_as_many_logprobs_as_a_thinker(schema: type[BaseMode
 @pytest.mark.parametrize(("limit", "words"), [(limits.TEMPERATURE, "0 to 2"), (limits.TOP_P, "above 0 and at most 1")])
 def test_a_range_in_words(limit: limits.Range, words: str):
     assert str(limit) == words
+
+
+LISTS: list[tuple[str, Callable[[int], Any], int]] = [
+    ("allowed_token_ids", range, 1024),
+    ("stop_token_ids", range, 120),
+    ("logit_bias", lambda n: dict.fromkeys(range(n), 1.0), 1024),
+    ("bad_words", lambda n: ["x"] * n, 64),
+    ("bad_words", lambda n: ["é" * (n // 2)], 448),
+]
+
+
+@pytest.mark.parametrize(("name", "of", "most"), LISTS)
+def test_lists_are_no_longer_than_vllms_workers_take(name: str, of: Callable[[int], Any], most: int) -> None:
+    _check_sampling(thinker_pb2.SamplingParameters(**{name: of(most)}), vocab_size=5000)
+    with pytest.raises(InvalidInput) as caught:
+        _check_sampling(thinker_pb2.SamplingParameters(**{name: of(most + 2)}), vocab_size=5000)
+    assert caught.value.field == f"sampling.{name}"
+
+
+def test_no_word_is_blank() -> None:
+    with pytest.raises(InvalidInput, match=r"sampling\.bad_words"):
+        _check_sampling(thinker_pb2.SamplingParameters(bad_words=["a", " "]), vocab_size=5000)

@@ -1,17 +1,28 @@
 """Decoding with limits: what is wrong with a file is said in the words of its field."""
 
+import base64
 import io
 import struct
 import wave
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from gateway.media.check import check
+from gateway.media.fetch import MediaError, decode_data_url
+from gateway.settings import GatewaySettings
 from services.common.errors import InvalidInput
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
+from services.thinker.family import load_checkpoint
 from services.thinker.media import decode_audio, decode_image, decode_video
+from services.thinker.preprocess import Preprocessor
 from tests.support.samples.media import mp4, png, wav
 
 LIMITS = ThinkerSettings(model="unused", max_image_pixels=10_000, max_audio_s=2.0, max_video_s=2.0)
@@ -100,3 +111,47 @@ def test_a_bad_video_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidInput) as caught:
         decode_video(file(data, "video"), RATE_HZ, every_other, LIMITS)
     assert caught.value.field == "messages[0].content[1]"
+
+
+def jpeg(color: tuple[int, int, int], size: tuple[int, int] = (64, 48), file_format: str = "JPEG") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, color).save(file, file_format)
+    return file.getvalue()
+
+
+def frames_url(*frames: bytes) -> str:
+    """As vLLM's `encode_video_url` has them."""
+    return f"data:video/jpeg;base64,{','.join(base64.b64encode(frame).decode() for frame in frames)}"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 40])
+def test_a_list_of_frames_is_a_video_with_each_of_them(tiny_checkpoint: Path, count: int) -> None:
+    limits, checkpoint = ThinkerSettings(model="m"), load_checkpoint(str(tiny_checkpoint))
+    preprocessor: Any = SimpleNamespace(_settings=limits, _checkpoint=checkpoint)
+    frames = [jpeg((10 + 6 * i, 200 - 5 * i, 40 * (i % 6))) for i in range(count)]
+    expected = [decode_image(file(frame), limits) for frame in (*frames, *frames[-1:] * (count % 2))]
+    for url in (frames_url(*frames), quote(frames_url(*frames), safe=":;,/")):
+        data = decode_data_url(url, "video", 10**6)
+        check("video", data, GatewaySettings(pipeline=Path("unused.yaml")))
+        sampler = partial(Preprocessor.sample_frames, preprocessor)
+        video = decode_video(file(data, "video"), 16000, sampler, limits)
+        assert video.frames.shape == (len(expected), 48, 64, 3)
+        assert video.sound is None
+        for got, frame in zip(video.frames, expected, strict=True):
+            assert np.abs(got.astype(int) - np.asarray(frame).astype(int)).max() <= 3  # decoders of JPEG round
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (frames_url(jpeg((9, 9, 9)), jpeg((9, 9, 9), (32, 48))), "frame 1 has 32 x 48 pixels, but frame 0 has 64 x 48"),
+        (frames_url(jpeg((9, 9, 9)), jpeg((9, 9, 9), file_format="PNG")), "frame 1 is a PNG file; send JPEG files"),
+        (frames_url(jpeg((9, 9, 9)), b""), "corrupt or cut off"),
+        (frames_url(b"no picture"), "corrupt or cut off"),
+        ("data:video/jpeg;base64,", "corrupt or cut off"),
+        (f"{frames_url(jpeg((9, 9, 9)))},a$", "not valid base64"),
+    ],
+)
+def test_a_list_of_other_things_is_refused(url: str, says: str) -> None:
+    with pytest.raises(MediaError, match=says):
+        decode_data_url(url, "video", 10**6)

@@ -114,6 +114,14 @@ def test_the_template_says_whether_a_thought_is_open(thinking: ThinkerCheckpoint
         assert template.opens_thought(Conversation([Message("user", ["<think>"])])) == is_open
 
 
+def test_a_thought_is_open_where_a_message_that_is_continued_leaves_it_so(thinking: ThinkerCheckpoint) -> None:
+    template, asked = ChatTemplate(thinking), Message("user", ["<think>"])
+    for text, is_open in (("<think>\nso", True), ("<think>so</think>It", False), ("It", False)):
+        messages = [asked, Message("assistant", [text])]
+        assert template.opens_thought(Conversation(messages, asks=False, continues=True)) == is_open
+        assert not template.opens_thought(Conversation(messages, asks=False))
+
+
 def test_earlier_thoughts_are_the_templates_to_read(thinking: ThinkerCheckpoint) -> None:
     template, decode = ChatTemplate(thinking), thinking.tokenizer.decode
     call = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": {}}}]

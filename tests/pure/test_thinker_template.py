@@ -6,9 +6,12 @@ import random
 
 import pytest
 
+from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput
+from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
+from services.thinker.request import read_conversation
 from services.thinker.template import ChatTemplate, is_reusable
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -134,6 +137,81 @@ def test_a_template_that_leaves_an_answer_out_is_told(checkpoint):
     with pytest.raises(InvalidInput, match="give the content instead") as caught:
         template.apply(Conversation([question, answer, question]))
     assert caught.value.field == "messages[1].token_ids"
+
+
+SAY_ON = [Message("user", ["Hello"]), Message("assistant", ["The sea"])]
+ENDINGS: dict[str, list[Message]] = {
+    "an answer": SAY_ON,
+    "an answer in parts": [SAY_ON[0], Message("assistant", ["The ", "sea\n  is"])],
+    "after instructions": [Message("system", ["Be brief."]), *SAY_ON],
+    "a text that ends in blanks": [SAY_ON[0], Message("assistant", [" The sea  \n"])],
+    "a text as before": [Message("user", ["The sea"]), *SAY_ON, SAY_ON[0], Message("assistant", ["The sea"])],
+    "the mark of transformers": [SAY_ON[0], Message("assistant", ["CONTINUE_FINAL_MESSAGE_TAG the sea"])],
+    "a question": [Message("user", ["The sea is"])],
+    "after a call": [
+        SAY_ON[0],
+        Message("assistant", [""], [{"type": "function", "function": {"name": "look", "arguments": {}}}]),
+        Message("tool", ['{"seen": 1}'], tool_call_id="call_1"),
+        Message("assistant", ["I see"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ["tiny", "strips"])
+def test_a_prompt_ends_where_transformers_has_it_end(checkpoint, name):
+    checkpoint = checkpoint if TEMPLATES[name] is None else with_template(checkpoint, TEMPLATES[name])
+    template, tokenizer = ChatTemplate(checkpoint), checkpoint.tokenizer
+    for what, messages in ENDINGS.items():
+        turns = [{"role": each.role, "content": "".join(map(str, each.parts))} for each in messages]
+        for turn, message in zip(turns, messages, strict=True):
+            turn |= {"tool_calls": message.tool_calls} if message.tool_calls else {}
+        for continues in (True, False):
+            expected = tokenizer.apply_chat_template(
+                turns,
+                continue_final_message=continues,
+                add_generation_prompt=False,
+                chat_template=TEMPLATES[name] or tokenizer.chat_template,
+                return_dict=True,
+            )["input_ids"]
+            got = template.apply(Conversation(messages, asks=False, continues=continues))
+            assert got == expected, (what, continues)
+    asked = template.apply(Conversation([*SAY_ON[:1]]))
+    assert template.apply(Conversation(SAY_ON, asks=False, continues=True))[: len(asked)] == asked or name != "tiny"
+
+
+def test_a_text_that_the_template_changes_cannot_be_continued(checkpoint):
+    template = ChatTemplate(
+        with_template(checkpoint, "{% for each in messages %}{{ each.content | upper }}{% endfor %}")
+    )
+    with pytest.raises(InvalidInput, match="cannot be continued") as caught:
+        template.apply(Conversation(SAY_ON, asks=False, continues=True))
+    assert caught.value.field == "messages[1].content"
+    assert "sea" not in str(caught.value)
+
+
+USER, ANSWER = ({"role": role, "content": [{"text": "x"}]} for role in ("user", "assistant"))
+CONTINUED = {"continue_final_message": True}
+CALLS = [{"id": "c", "name": "look", "arguments_json": "{}"}]
+IMAGE = {"media": {"kind": "MEDIA_KIND_IMAGE", "data": b"x"}}
+NO_ENDINGS = [
+    (CONTINUED | {"messages": [USER, ANSWER | {"content": []}]}, "messages[1].content"),
+    (CONTINUED | {"messages": [USER, ANSWER | {"content": [{"text": " "}]}]}, "messages[1].content"),
+    (CONTINUED | {"messages": [USER | {"content": [{"text": "x"}, IMAGE]}]}, "messages[0].content"),
+    (CONTINUED | {"messages": [USER, ANSWER | {"tool_calls": CALLS}]}, "messages[1].tool_calls"),
+    (CONTINUED | {"messages": [USER, ANSWER | {"token_ids": [1]}]}, "messages[1].token_ids"),
+    (CONTINUED | {"prompt": {"text": "x"}}, "continue_final_message"),
+    ({"no_generation_prompt": True, "prompt": {"text": "x"}}, "no_generation_prompt"),
+    ({"messages": [USER], "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"messages": [USER], "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"messages": [USER | {"content": [IMAGE]}], "truncate_prompt_tokens": 9}, "truncate_prompt_tokens"),
+]
+
+
+@pytest.mark.parametrize(("members", "field"), NO_ENDINGS)
+def test_an_ending_that_cannot_be_is_named(members, field):
+    with pytest.raises(InvalidInput) as caught:
+        read_conversation(thinker_pb2.GenerateStart(**members), [], ThinkerSettings(model="m"))
+    assert caught.value.field == field
 
 
 def test_what_may_stand_for_an_answer():

@@ -18,7 +18,7 @@ from services.common.stream.rows import ROPE_POSITIONS, Rows, hidden_states
 from services.sizes import kv_bytes
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, MediaFile, Message
+from services.thinker.conversation import Conversation, Cut, MediaFile, Message, RawPrompt
 from services.thinker.execution import choices
 from services.thinker.media import decode_audio, decode_image, decode_video
 from services.thinker.plugin.rows import layers_of
@@ -213,6 +213,14 @@ async def test_concurrent_requests_do_not_see_each_other(thinker: Thinker) -> No
         thinker.assert_equal(result, thinker.expected(conversation))
 
 
+@pytest.mark.parametrize("words", [0, 7, 15, 23, 31])
+async def test_a_step_may_begin_and_end_anywhere_in_a_video_with_its_sound(thinker: Thinker, words: int) -> None:
+    """Its frames and its sound take turns; of a step, one turn of each may be left."""
+    turn = Message("user", ["to " * words, file("video", mp4(2.0)), "and now?"])
+    conversation = Conversation([turn], use_audio_in_video=True)
+    thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
+
+
 async def test_a_long_video_with_its_sound_at_another_frame_rate_beside_an_image(
     thinker: Thinker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,6 +285,26 @@ async def test_a_grammar_that_cannot_be_is_refused_and_names_its_field(thinker: 
     params = SamplingParams(structured_outputs=StructuredOutputsParams(grammar="root ::= ("))
     with pytest.raises(InvalidInput, match=r"sampling\.grammar"):
         await thinker.engine.validate(params, "sampling.grammar")
+
+
+async def test_a_long_prompt_is_cut_on_the_side_that_is_named(thinker: Thinker) -> None:
+    messages, room = conversations()["text"].messages, thinker.engine.max_context_tokens - 1
+
+    async def cut(*side: Any, prompt: Any = None) -> list[int]:
+        conversation = Conversation([] if prompt else messages, raw=prompt, cut=Cut(*side) if side else None)
+        return (await thinker.preprocessor.prepare(conversation)).token_ids
+
+    whole = await cut()
+    by_default = whole[-9:] if thinker.engine.checkpoint.tokenizer.truncation_side == "left" else whole[:9]
+    assert await cut(9, True) == whole[-9:]
+    assert await cut(9, False) == whole[:9]
+    assert await cut(9) == by_default
+    assert await cut(-1) == await cut(room) == await cut(len(whole)) == whole
+    long = RawPrompt(token_ids=whole * (room // len(whole) + 1))
+    assert await cut(-1, True, prompt=long) == long.token_ids[-room:]
+    with pytest.raises(InvalidInput, match=f"at most {room}; -1") as caught:
+        await cut(room + 1)
+    assert caught.value.field == "truncate_prompt_tokens"
 
 
 @pytest.mark.gpu

@@ -21,8 +21,7 @@ async def test_two_ranks_answer_as_transformers_does_and_each_row_comes_once(
         assert thinker.engine._llm.vllm_config.parallel_config.world_size == 2
         cases = [conversations()[name] for name in ("text", "image and audio", "video with sound")]
         for _ in range(2):  # cold, then from the prefix cache
-            # The video runs alone: cut in pieces beside other prompts, its states may be wrong. That is open.
-            results = [*await asyncio.gather(*map(thinker.run, cases[:2], "ab")), await thinker.run(cases[2], "c")]
+            results = await asyncio.gather(*(thinker.run(case, f"r{i}") for i, case in enumerate(cases)))
             for conversation, result in zip(cases, results, strict=True):
                 thinker.assert_equal(result, thinker.expected(conversation))
         assert results[0].cached_tokens > 0

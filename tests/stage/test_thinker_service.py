@@ -307,6 +307,13 @@ async def test_log_probabilities_of_a_prompt_are_those_that_it_was_written_with(
         assert told.logprob == pytest.approx(entry.logprob, abs=1e-3)
 
 
+async def test_with_tools_the_answer_may_be_one_of_some_texts(client: Client) -> None:
+    sampling = {"max_tokens": 60, "choice": {"texts": ["Rome", "Paris"]}}
+    answer = await client.generate(client.start("where?", tools=[thinker_pb2.Tool(name="pick")], sampling=sampling))
+    named = [piece.name for delta in answer.deltas for piece in delta.tool_calls if piece.name]
+    assert answer.text in ("Rome", "Paris") or (answer.text.strip(), named[0]) == ("", "pick")
+
+
 async def test_structure_and_forced_tool_calls(client: Client) -> None:
     schema = {
         "type": "object",
@@ -380,6 +387,15 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "regex": ("sampling.regex", {"sampling": {"regex": "(("}}),
+    "grammar": ("sampling.grammar", {"sampling": {"grammar": "root ::= ("}}),
+    "endless grammar": ("sampling.grammar", {"sampling": {"grammar": 'root ::= "a" root'}}),
+    "tag": ("sampling.structural_tag", {"sampling": {"structural_tag": '{"format": {"type": "no"}}'}}),
+    "tag beside tools": (
+        "sampling.structural_tag",
+        {"sampling": {"structural_tag": "{}"}, "tools": [thinker_pb2.Tool(name="a")]},
+    ),
+    "choice": ("sampling.choice", {"sampling": {"choice": {}}}),
+    "cut": ("truncate_prompt_tokens", {"truncate_prompt_tokens": 1024}),
     "stop": ("sampling.stop", {"sampling": {"stop": [""]}}),
     "tool": ("tool_choice.name", {"tools": [thinker_pb2.Tool(name="a")], "tool_choice": {"mode": 4, "name": "b"}}),
     "long": ("messages", {"parts": ("word " * 3000,)}),

@@ -1,6 +1,7 @@
 """Grammars of answers: what XGrammar accepts of them, beside what pydantic does."""
 
 import json
+from contextlib import nullcontext
 from datetime import date, datetime
 from enum import Enum
 from typing import Annotated, Any, Literal, Optional
@@ -10,6 +11,7 @@ import pytest
 from pydantic import BaseModel, Field, RootModel, TypeAdapter, ValidationError, create_model
 
 from quartet.v1 import thinker_pb2
+from services.common.errors import InvalidInput
 from services.thinker.family import ToolCallMarkers
 from services.thinker.grammar import check_allows_text
 from services.thinker.structure import ToolChoice, calls_of, forced_schema, structure_of
@@ -164,6 +166,7 @@ ANSWERS: dict[str, tuple[dict[str, Any], str]] = {
     "json_object": ({"json_object": True}, '{"a": [1]}'),
     "regex": ({"regex": "[a-z]+"}, "abc"),
     "grammar": ({"grammar": 'root ::= "yes" | "no"'}, "no"),
+    "choice": ({"choice": {"texts": ["yes", 'no "!"']}}, 'no "!"'),
 }
 
 
@@ -189,6 +192,54 @@ def test_a_forced_call_goes_before_the_structure_of_an_answer() -> None:
         params = structure_of(SAMPLING(**members), forced, None)
         assert params is not None
         assert params.json == forced
+
+
+def test_a_structural_tag_is_passed_on_and_not_beside_tools() -> None:
+    tag = json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": "a"}})
+    params = structure_of(SAMPLING(structural_tag=tag), None, None)
+    assert params is not None
+    assert params.structural_tag == tag
+    for text in ("[]", "{"):
+        with pytest.raises(InvalidInput, match=r"sampling\.structural_tag"):
+            structure_of(SAMPLING(structural_tag=text), None, None)
+    with pytest.raises(InvalidInput, match="leave one of the two out"):
+        structure_of(SAMPLING(structural_tag=tag), None, calls_of([tool("stop", {})], MARKERS))
+    with pytest.raises(InvalidInput, match=r"sampling\.choice"):
+        structure_of(SAMPLING(choice={}), None, None)
+
+
+def tag_of(schema: dict[str, Any], older: bool) -> str:
+    """A structural tag in which a text of `schema` follows <a>."""
+    if older:
+        return json.dumps({"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}], "triggers": ["<a>"]})
+    inner = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<a>", "content": inner, "end": "</a>"}
+    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": [tag]}})
+
+
+ENDLESS: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}
+ENDLESS["$defs"] = {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}}
+NO_END: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "grammar": ({"grammar": 'root ::= "a" root'}, {"grammar": 'root ::= "a" root | "b"'}),
+    "a rule of a grammar": (
+        {"grammar": 'root ::= "a" | "b" more\nmore ::= "c" more'},
+        {"grammar": 'root ::= "a" | "b" more\nmore ::= "c" more | "d"'},
+    ),
+    "lark": ({"grammar": 'start: "a" start'}, {"grammar": 'start: "a" start | "b"'}),
+    "tag": ({"structural_tag": tag_of(ENDLESS, False)}, {"structural_tag": tag_of({"type": "array"}, False)}),
+    "older tag": ({"structural_tag": tag_of(ENDLESS, True)}, {"structural_tag": tag_of({"type": "array"}, True)}),
+}
+
+
+@pytest.mark.parametrize("kind", NO_END)
+def test_a_structure_without_an_end_is_refused(kind: str) -> None:
+    """Whatever it is written in."""
+    for members, ends in zip(NO_END[kind], (False, True), strict=True):
+        params = structure_of(SAMPLING(**members), None, None)
+        assert params is not None
+        params._backend = "xgrammar"
+        with nullcontext() if ends else pytest.raises(ValueError, match="no text that ends fits it"):
+            check_allows_text(params)
 
 
 LOOP: dict[str, Any] = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}

@@ -3,10 +3,12 @@
 import base64
 import io
 import json
+from typing import Literal
 
 import av
 import numpy as np
 import openai
+import pydantic
 import pytest
 import soundfile
 
@@ -208,35 +210,32 @@ def test_structured_output(client, model):
     assert json.loads(answer.choices[0].message.content)["n"] in (1, 2)
 
 
+class Lamp(pydantic.BaseModel):
+    colour: Literal["red", "blue"]
+    is_on: bool
+
+
+class Scene(pydantic.BaseModel):
+    """Sets the lamps of a room."""
+
+    main: Lamp
+    others: list[Lamp] = pydantic.Field(min_length=1, max_length=2)
+    dimmed: Literal[1, 2] | None
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_tool_is_called(client, model, stream):
-    tool = {
-        "type": "function",
-        "function": {
-            "name": "lamp",
-            "parameters": {
-                "type": "object",
-                "properties": {"on": {"type": "boolean"}},
-                "required": ["on"],
-                "additionalProperties": False,
-            },
-        },
-    }
-    answer = client.chat.completions.create(
-        model=model,
-        messages=QUESTION,
-        temperature=0,
-        max_tokens=64,
-        tools=[tool],
-        tool_choice={"type": "function", "function": {"name": "lamp"}},
-        stream=stream,
-    )
+def test_a_tool_of_nested_models_is_called_and_its_call_comes_back(client, model, stream):
+    asked = {"model": model, "temperature": 0, "tools": [openai.pydantic_function_tool(Scene, name="scene")]}
+    forced = asked | {"messages": QUESTION, "max_tokens": 512}
+    forced["tool_choice"] = {"type": "function", "function": {"name": "scene"}}
     if stream:
-        calls = [call for c in answer if c.choices for call in c.choices[0].delta.tool_calls or []]
-        name = calls[0].function.name
-        arguments = "".join(call.function.arguments or "" for call in calls)
+        with client.chat.completions.stream(**forced) as events:
+            message = events.get_final_completion().choices[0].message
     else:
-        (call,) = answer.choices[0].message.tool_calls
-        name, arguments = call.function.name, call.function.arguments
-    assert name == "lamp"
-    assert isinstance(json.loads(arguments)["on"], bool)
+        message = client.chat.completions.parse(**forced).choices[0].message
+    (call,) = message.tool_calls
+    assert call.function.name == "scene"
+    assert isinstance(call.function.parsed_arguments, Scene)
+    messages = [*QUESTION, message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+    answer = client.chat.completions.create(**asked, messages=messages, tool_choice="none", max_tokens=8)
+    assert answer.choices[0].message.content

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
@@ -70,14 +71,18 @@ def test_a_picture_is_beside_its_placeholder(stack: Stack) -> None:
         ("/v1/completions", {"prompt": "sea", "echo": True, "logprobs": 1}, "echo"),
         ("/inference/v1/generate", {"token_ids": [2**31 - 1]}, "token_ids"),
         ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
-        ("/tokenize", {"messages": SAID, "chat_template_kwargs": {"chat_template": "x"}}, None),
+        (
+            "/tokenize",
+            {"messages": SAID, "chat_template_kwargs": {"chat_template": "x"}},
+            "chat_template_kwargs.chat_template",
+        ),
     ],
 )
-def test_what_the_thinker_refuses_is_named(stack: Stack, path: str, body: dict[str, Any], param: str | None) -> None:
+def test_what_the_thinker_refuses_is_named(stack: Stack, path: str, body: dict[str, Any], param: str) -> None:
     model = {"model": stack.model} if path == "/v1/completions" else {}
     refused = stack.http.post(path, json=body | model)
     assert refused.status_code == 400, refused.text
-    assert refused.json()["error"]["param"] == (param or "quartet.thinker.chat_template_kwargs")
+    assert refused.json()["error"]["param"] == param
 
 
 def test_structure_is_followed(stack: Stack) -> None:
@@ -86,3 +91,82 @@ def test_structure_is_followed(stack: Stack) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "lamp", "schema": schema}}
     whole = asked(stack, "/v1/completions", model=stack.model, prompt="{}", response_format=wanted, max_tokens=32)
     assert isinstance(json.loads(whole["choices"][0]["text"])["on"], bool)
+
+
+def test_the_tokens_of_a_chat_are_those_of_its_prompt_and_its_text(stack: Stack) -> None:
+    ids = {"return_token_ids": True, "logprobs": True, "return_tokens_as_token_ids": True}
+    whole = asked(stack, "/v1/chat/completions", model=stack.model, messages=SAID, **ids, **GREEDY)
+    assert whole["prompt_token_ids"] == asked(stack, "/tokenize", messages=SAID)["tokens"]
+    (choice,) = whole["choices"]
+    assert asked(stack, "/detokenize", tokens=choice["token_ids"])["prompt"].startswith(choice["message"]["content"])
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == [f"token_id:{i}" for i in choice["token_ids"]]
+
+
+def test_an_answer_goes_on_with_its_beginning(stack: Stack) -> None:
+    """As a completion of the same ids does, and as the answer did that it is the beginning of."""
+    ids = {"return_token_ids": True}
+    free = asked(stack, "/v1/chat/completions", model=stack.model, messages=SAID, **ids, **GREEDY)
+    begun = [*SAID, {"role": "assistant", "content": "The sea"}]
+    members = {"messages": begun, "continue_final_message": True}
+    prompt = asked(stack, "/tokenize", **members)["tokens"]
+    assert prompt == [*free["prompt_token_ids"], *asked(stack, "/tokenize", prompt="The sea")["tokens"]]
+    whole = asked(stack, "/v1/chat/completions", model=stack.model, **members, **ids, **GREEDY, echo=True)
+    expected = asked(stack, "/v1/completions", model=stack.model, prompt=prompt, **ids, **GREEDY)["choices"][0]
+    assert whole["prompt_token_ids"] == expected["prompt_token_ids"] == prompt
+    (choice,) = whole["choices"]
+    assert choice["token_ids"] == expected["token_ids"]
+    assert choice["message"]["content"] == f"The sea{expected['text']}"
+    cut = asked(stack, "/v1/completions", model=stack.model, prompt=prompt, truncate_prompt_tokens=5, **ids, **GREEDY)
+    assert cut["choices"][0]["prompt_token_ids"] in (prompt[:5], prompt[-5:])
+
+
+TAG = {"type": "structural_tag", "format": {"type": "regex", "pattern": "<[0-9]{3}>"}}
+STRUCTURES: list[tuple[dict[str, Any], str]] = [
+    ({"structured_outputs": {"choice": ["Rome", 'Athens "!"']}}, r'Rome|Athens "!"'),
+    ({"structured_outputs": {"regex": "[a-c]{4}"}}, "[a-c]{4}"),
+    ({"structured_outputs": {"grammar": 'root ::= "x" [0-9] "y"'}}, "x[0-9]y"),
+    ({"structured_outputs": {"grammar": 'start: "x" /[0-9]/ "y"'}}, "x[0-9]y"),
+    ({"structured_outputs": {"json": {"type": "integer", "minimum": 10, "maximum": 19}}}, "1[0-9]"),
+    ({"structured_outputs": {"structural_tag": TAG}}, "<[0-9]{3}>"),
+    ({"response_format": TAG}, "<[0-9]{3}>"),
+]
+
+
+def test_a_text_has_the_structure_that_is_named(stack: Stack) -> None:
+    for members, pattern in STRUCTURES:
+        body = {"model": stack.model, "temperature": 0, "max_tokens": 24, **members}
+        chat = asked(stack, "/v1/chat/completions", messages=SAID, **body)["choices"][0]
+        assert re.fullmatch(pattern, chat["message"]["content"]), (members, chat)
+        assert chat["finish_reason"] == "stop"
+    text = asked(stack, "/v1/completions", prompt="x", **body)["choices"][0]["text"]
+    assert re.fullmatch(pattern, text)
+    for kind, bad in (("regex", "(("), ("grammar", "root ::= ("), ("grammar", 'root ::= "a" root'), ("json", "[")):
+        body["structured_outputs"], body["response_format"] = {kind: bad}, None
+        refused = stack.http.post("/v1/chat/completions", json=body | {"messages": SAID})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"structured_outputs.{kind}"), bad
+
+
+def test_special_tokens_are_in_the_text_if_they_are_wanted(stack: Stack) -> None:
+    (special,) = asked(stack, "/tokenize", prompt="<|im_start|>")["tokens"]
+    body = {"model": stack.model, "messages": SAID, "max_tokens": 2, "logit_bias": {special: 100}, "temperature": 0}
+    for skip, text in ((None, ""), (True, ""), (False, "<|im_start|>" * 2)):
+        whole = asked(stack, "/v1/chat/completions", **body, skip_special_tokens=skip)
+        assert whole["choices"][0]["message"]["content"] == text
+
+
+def test_what_may_not_be_written_is_not(stack: Stack) -> None:
+    free = asked(stack, "/v1/chat/completions", model=stack.model, messages=SAID, return_token_ids=True, **GREEDY)
+    (choice,) = free["choices"]
+    body = {"model": stack.model, "messages": SAID, "return_token_ids": True, **GREEDY}
+    told = asked(stack, "/tokenize", prompt="".join(choice["message"]["content"]), return_token_strs=True)
+    word = next(text for text in told["token_strs"] if text.strip())
+    other = asked(stack, "/v1/chat/completions", **body, bad_words=[word])["choices"][0]
+    assert word not in other["message"]["content"]
+    only = asked(stack, "/v1/chat/completions", **body, allowed_token_ids=[264, 518])["choices"][0]
+    assert {*only["token_ids"]} <= {264, 518}
+    stop = choice["message"]["content"][3:5]
+    whole = asked(stack, "/v1/chat/completions", **body, stop=stop, include_stop_str_in_output=True)["choices"][0]
+    assert whole["message"]["content"].endswith(stop)
+    for bad in ({"bad_words": [" "]}, {"bad_words": ["sea " * 2000]}, {"allowed_token_ids": [2**31 - 1]}):
+        refused = stack.http.post("/v1/chat/completions", json=body | bad)
+        assert [refused.json()["error"]["param"]] == list(bad)

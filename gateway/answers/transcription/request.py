@@ -8,6 +8,7 @@ from gateway.answers import harmless
 from gateway.answers.transcription.languages import language_of
 from gateway.errors import invalid
 from gateway.listening.speech_windows import Pauses
+from gateway.pipeline.sampling import TranscriptSampling
 from gateway.validation import Listed, Strict, ignoring
 
 
@@ -28,7 +29,7 @@ def _language(named: str) -> str | None:
     return None if named.strip().lower() in ("", "auto") else language_of(named)
 
 
-class TranslationRequest(ignoring(Strict, *harmless.TRANSCRIPTIONS)):
+class TranslationRequest(ignoring(TranscriptSampling, *harmless.TRANSCRIPTIONS)):
     """Audio to be translated into English text."""
 
     task: ClassVar[str] = "translate"
@@ -42,6 +43,9 @@ class TranslationRequest(ignoring(Strict, *harmless.TRANSCRIPTIONS)):
     prompt: str | None = Field(default=None, description="names and terms that may be said, and their spelling")
     keywords: Listed[str] | None = Field(default=None, description="added to prompt")
     hotwords: str | None = Field(default=None, description="added to prompt")
+    to_language: Annotated[str, AfterValidator(language_of)] | None = Field(
+        default=None, description="of the text: ISO 639-1 code or English name; default: English"
+    )
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
     max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = Field(default=1024, description="of a piece of 30 s")
@@ -64,11 +68,11 @@ class TranslationRequest(ignoring(Strict, *harmless.TRANSCRIPTIONS)):
     def instruction(self) -> str:
         """For the thinker."""
         speech = f"{self.language} speech" if self.language else "speech"
-        return f"Listen to the provided {speech} and produce a translation in English text."
+        return f"Listen to the provided {speech} and produce a translation in {self.to_language or 'English'} text."
 
     @property
     def text_language(self) -> str:
-        return "english"
+        return (self.to_language or "english").lower()
 
     def check(self) -> None:
         """Raises ApiError: 400 naming a member that contradicts another."""
@@ -98,6 +102,8 @@ class TranscriptionRequest(TranslationRequest):
         return (self.language or "unknown").lower()
 
     def check(self) -> None:
+        if self.to_language is not None:
+            raise invalid("to_language", "a transcription has the language that is spoken; use /v1/audio/translations")
         if self.timestamp_granularities and self.response_format != "verbose_json":
             raise invalid("timestamp_granularities", "only with response_format verbose_json")
         super().check()

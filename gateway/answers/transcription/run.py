@@ -19,6 +19,7 @@ from gateway.media.encode import encode_audio
 from gateway.media.fetch import media_errors
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
+from gateway.pipeline.sampling import TranscriptSampling
 from gateway.tasks import cancel
 from quartet.v1 import media_pb2, thinker_pb2
 
@@ -123,8 +124,9 @@ class TranscriptionRun:
             piece.events.put_nowait(error)
 
     def _start(self, window: SpeechWindow) -> thinker_pb2.GenerateStart:
-        most = self.request.max_completion_tokens
-        sampling = thinker_pb2.SamplingParameters(temperature=self.request.temperature, max_tokens=most)
+        most, temperature = self.request.max_completion_tokens, self.request.temperature
+        others = self.request.model_dump(include=set(TranscriptSampling.model_fields), exclude_none=True)
+        sampling = thinker_pb2.SamplingParameters(temperature=temperature, max_tokens=most, **others)
         if self.request.response_format == "verbose_json":
             sampling.top_logprobs = 0
         start = thinker_pb2.GenerateStart(sampling=sampling, lora=self._lora)

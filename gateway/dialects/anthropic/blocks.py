@@ -144,19 +144,19 @@ UserBlock = Shown | ToolResultBlock
 AssistantBlock = TextBlock | ThinkingBlock | ToolUseBlock | ForeignBlock
 
 
-class SystemMessage(Strict):
+class SystemTurn(Strict):
     role: Literal["system"]
     content: Texts = Field(min_length=1)
 
 
-class UserMessage(Strict):
+class UserTurn(Strict):
     role: Literal["user"]
     content: Annotated[Listed[Annotated[UserBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)] = Field(
         min_length=1
     )
 
 
-class AssistantMessage(Strict):
+class AssistantTurn(Strict):
     """An earlier answer, as it was sent or its content alone."""
 
     role: Literal["assistant"]
@@ -171,4 +171,4 @@ class AssistantMessage(Strict):
     container: Ignored = None
 
 
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage, Field(discriminator="role")]
+Message = Annotated[SystemTurn | UserTurn | AssistantTurn, Field(discriminator="role")]

@@ -78,13 +78,13 @@ class Conversation:
         for i, message in enumerate(request.messages):
             place = f"messages[{i}]"
             match message:
-                case blocks.SystemMessage():
+                case blocks.SystemTurn():
                     self._system(place, message.content)
-                case blocks.AssistantMessage():
+                case blocks.AssistantTurn():
                     self._assistant(place, message)
-                case blocks.UserMessage():
+                case blocks.UserTurn():
                     self._user(place, message)
-        if isinstance(request.messages[-1], blocks.AssistantMessage):
+        if isinstance(request.messages[-1], blocks.AssistantTurn):
             reason = "the last message must be the user's: an answer that was begun is not continued here"
             raise invalid(f"messages[{len(request.messages) - 1}]", reason)
         for i, tool in enumerate(request.tools or ()):
@@ -108,14 +108,14 @@ class Conversation:
         if text := "\n\n".join(filter(None, read)):
             self._add(place, chat.SystemMessage(role="system", content=[_text(text)]), [place])
 
-    def _assistant(self, place: str, message: blocks.AssistantMessage) -> None:
+    def _assistant(self, place: str, message: blocks.AssistantTurn) -> None:
         texts, parts, calls, thoughts = [], [], [], []
         own = f"messages[{len(self.messages)}]"
         for j, block in enumerate(message.content):
             at = f"{place}.content[{j}]"
             match block:
                 case blocks.TextBlock(text=text):
-                    texts.append(_text(text))
+                    texts.append(chat.AnswerText(type="text", text=text))
                     parts.append(f"{at}.text")
                 case blocks.ThinkingBlock():
                     thoughts.append(_thought(block))
@@ -129,7 +129,7 @@ class Conversation:
             read.tool_calls = calls or None
             self._add(place, read, parts)
 
-    def _user(self, place: str, message: blocks.UserMessage) -> None:
+    def _user(self, place: str, message: blocks.UserTurn) -> None:
         """Results of tools are messages of their own, in the order of the blocks."""
         shown, parts = list[Any](), list[str]()
 

@@ -13,7 +13,7 @@ from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.turns import count_tokens
 from gateway.dialects.anthropic.conversation import Conversation, chat_request
-from gateway.dialects.anthropic.output import PING, MessageOutput
+from gateway.dialects.anthropic.output import PING, BlockOutput
 from gateway.dialects.anthropic.refusals import body, headers_of
 from gateway.dialects.anthropic.schema import AnthropicsTool, CountRequest, MessagesRequest
 from gateway.errors import ApiError, in_own_terms
@@ -77,7 +77,7 @@ class MessageRun:
         gateway.catalog.stage_for("text", request.model, takes_loras=True)
         self._gateway, self._request, self._owner = gateway, request, owner_of(http)
         self._meter = Meter.of(http.state, gateway.settings.request_timeout_s)
-        self._output = MessageOutput(request, f"msg_{http.state.request_id}")
+        self._output = BlockOutput(request, f"msg_{http.state.request_id}")
         self._conversation = Conversation()
         if any(isinstance(tool, AnthropicsTool) for tool in request.tools or ()):
             http.state.ignored.add("tools")

@@ -15,7 +15,7 @@ PING: dict[str, Any] = {"type": "ping"}
 _REASONS = {thinker_pb2.FINISH_REASON_LENGTH: "max_tokens", thinker_pb2.FINISH_REASON_TOOL_CALLS: "tool_use"}
 
 
-class MessageOutput:
+class BlockOutput:
     """One answer. Its blocks follow each other: one ends before the next begins.
 
     Attributes:

@@ -53,7 +53,7 @@ AnyTool = Annotated[
 ]
 
 
-class ToolChoice(Strict):
+class CallChoice(Strict):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = Field(default=None, description="of the tool, with type tool")
     disable_parallel_tool_use: bool | None = Field(default=None, description="true: the answer has one call at most")
@@ -106,7 +106,7 @@ class MessagesRequest(ThinkerSampling):
     stream: bool | None = None
     thinking: Thinking | None = Field(default=None, description="whether thinking blocks are sent; default: no")
     tools: Listed[AnyTool] | None = Field(default=None, description="functions; Anthropic's own tools are left out")
-    tool_choice: ToolChoice | None = None
+    tool_choice: CallChoice | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(default=None, description="older name of output_config.format")
     quartet: Options = Options()

@@ -1,18 +1,21 @@
 """Chat responses, streamed and whole."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pybase64
 
 from gateway.answers.answer import Answer, WholeAnswer, logprobs, member_of
+from gateway.answers.request import ChatCompletionRequest
 from gateway.answers.tools.events import ToolFailure, ToolPreview, ToolResult, image_url
 from gateway.answers.turn import AnswerEvent
 from gateway.media.encode import encode_audio
 from gateway.pipeline.events import AudioDelta, Finished, PromptRead, TextDelta
 from gateway.pipeline.kinds import Output
+from quartet.v1 import thinker_pb2
 
 
 def choice(
@@ -29,9 +32,45 @@ def chunk(
     delta: dict[str, Any],
     tokens: list[dict[str, Any]] | None = None,
     finish_reason: str | None = None,
+    ids: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """A chunk's own members: a delta of choice `index`."""
-    return {"choices": [choice(index, {"delta": delta}, tokens, finish_reason)], "modality": modality}
+    return {"choices": [choice(index, {"delta": delta, **ids}, tokens, finish_reason)], "modality": modality}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a request wants to get of its answers.
+
+    Attributes:
+        hides: neither the thought, nor the tokens that it could be read from.
+    """
+
+    role: str = "assistant"
+    echoed: str = ""
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+    reasoning: bool = True
+    hides: bool = False
+
+    @classmethod
+    def of(cls, request: ChatCompletionRequest, model_reasons: bool) -> "Form":
+        reasoning = request.include_reasoning is not False
+        return cls(
+            role=request.answer_role,
+            echoed=request.echoed,
+            token_ids=bool(request.return_token_ids),
+            tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            reasoning=reasoning,
+            hides=model_reasons and not reasoning,
+        )
+
+    def logprobs(self, tokens: Sequence[thinker_pb2.TokenLogprob]) -> list[dict[str, Any]] | None:
+        return None if self.hides else logprobs(tokens, self.tokens_as_ids)
+
+    def ids(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """A choice's member with the ids of its tokens, if they are wanted."""
+        return {"token_ids": None if self.hides else list(token_ids)} if self.token_ids else {}
 
 
 @dataclass
@@ -39,10 +78,12 @@ class StreamedAnswer(Answer):
     """A choice in chunks of one modality each. Those of audio have the text since the one before as their transcript.
 
     Attributes:
+        form: how it is wanted.
         transcribed: characters of `text` sent beside audio.
         wav_rate_hz: samples a second of WAV pieces; None: plain PCM16.
     """
 
+    form: Form = Form()
     transcribed: int = 0
     wav_rate_hz: int | None = None
 
@@ -52,16 +93,19 @@ class StreamedAnswer(Answer):
             case AudioDelta(pcm16):
                 yield self._audio_chunk(pcm16)
             case TextDelta(delta):
-                body: dict[str, Any] = {"reasoning_content": delta.reasoning} if delta.reasoning else {}
+                thought = delta.reasoning if self.form.reasoning else ""
+                body: dict[str, Any] = {"reasoning_content": thought} if thought else {}
                 if delta.text:
                     body["content"] = delta.text
                 if delta.tool_calls:
                     body["tool_calls"] = [_tool_call(call) for call in delta.tool_calls]
-                tokens = logprobs(delta.logprobs) if delta.logprobs else None
-                if body or tokens:
-                    yield chunk(self.index, "text", body, tokens)
-            case PromptRead(text=text):
-                yield chunk(self.index, "text", {"role": "assistant", "content": text})
+                tokens = self.form.logprobs(delta.logprobs) if delta.logprobs else None
+                ids = self.form.ids(delta.token_ids)
+                if body or tokens or ids.get("token_ids"):
+                    yield chunk(self.index, "text", body, tokens, ids=ids)
+            case PromptRead(prompt, text):
+                begun = chunk(self.index, "text", {"role": self.form.role, "content": self.form.echoed + text})
+                yield begun | ({"prompt_token_ids": list(prompt.token_ids)} if self.form.token_ids else {})
             case ToolPreview(members):
                 url = image_url(members["partial_image_b64"], members["output_format"])
                 partial = {"type": "image_url", "image_url": {"url": url}, "index": len(self.made["images"])}
@@ -89,13 +133,13 @@ def _tool_call(call) -> dict[str, Any]:
     return {"index": call.index, **begun, "function": {**function, "arguments": call.arguments_json}}
 
 
-async def whole_choice(answer: WholeAnswer, audio_format: str, wants_logprobs: bool) -> dict[str, Any]:
+async def whole_choice(answer: WholeAnswer, audio_format: str, wants_logprobs: bool, form: Form) -> dict[str, Any]:
     """OpenAI's form of a finished answer, its audio as a file of `audio_format`."""
     calls = [call for _, call in sorted(answer.calls.items())]
-    content = None if calls and not answer.text else answer.text
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    text = form.echoed + answer.text
+    message: dict[str, Any] = {"role": form.role, "content": None if calls and not text else text, "refusal": None}
     more = {
-        "reasoning_content": answer.reasoning,
+        "reasoning_content": answer.reasoning if form.reasoning else "",
         "tool_calls": calls,
         **dict(sorted(answer.made.items(), reverse=True)),  # images before image_errors
     }
@@ -103,4 +147,6 @@ async def whole_choice(answer: WholeAnswer, audio_format: str, wants_logprobs: b
     if answer.samples:
         file = await asyncio.to_thread(encode_audio, bytes(answer.samples), answer.sample_rate_hz, audio_format)
         message["audio"] = answer.audio(pybase64.b64encode_as_string(file), answer.text)
-    return choice(answer.index, {"message": message}, answer.tokens if wants_logprobs else None, answer.finish_reason)
+    tokens = form.logprobs(answer.tokens) if wants_logprobs else None
+    members = {"message": message, **form.ids(answer.token_ids)}
+    return choice(answer.index, members, tokens, answer.finish_reason)

@@ -9,7 +9,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from gateway.answers.answer import Answer, WholeAnswer, usage
+from gateway.answers.answer import Answer, WholeAnswer, prompt_logprobs, usage
 from gateway.answers.chat_dialog import ChatDialog, needs_dialog
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import ImageChat
@@ -19,7 +19,7 @@ from gateway.answers.request import ChatCompletionRequest, StreamOptions
 from gateway.answers.tools.calls import Rules
 from gateway.answers.turn import AnswerEvent, TurnEnd, sum_of
 from gateway.answers.turns import Turns
-from gateway.dialects.openai.answer import StreamedAnswer, choice, chunk, whole_choice
+from gateway.dialects.openai.answer import Form, StreamedAnswer, choice, chunk, whole_choice
 from gateway.errors import in_own_terms
 from gateway.http.connection import DONE, admitted, drain, key_of, owner_of, respond, sse
 from gateway.http.forms import page, read_json
@@ -68,6 +68,9 @@ class _BaseRun:
 class ChatRun(_BaseRun):
     async def stream(self) -> AsyncGenerator[bytes, None]:
         options, answers = self._request.stream_options or StreamOptions(), self._new(StreamedAnswer)
+        form = self._form()
+        for answer in answers:
+            answer.form = form
         code2wav = self._gateway.pipeline.info("code2wav")
         if self._request.audio_format == "wav" and code2wav is not None:
             for answer in answers:
@@ -87,12 +90,13 @@ class ChatRun(_BaseRun):
         yield DONE
 
     async def whole(self) -> Response:
-        answers = self._new(WholeAnswer)
+        request, answers = self._request, self._new(WholeAnswer)
         await drain(self._events(answers))
+        form = self._form()
         body = self._head | {
             "object": "chat.completion",
             "choices": [
-                await whole_choice(answer, self._request.audio_format, bool(self._request.logprobs))
+                await whole_choice(answer, request.audio_format, bool(request.logprobs), form)
                 | ({"quartet": answer.quartet()} if len(answers) > 1 else {})
                 for answer in answers
             ],
@@ -100,7 +104,15 @@ class ChatRun(_BaseRun):
             "modality": "audio" if any(answer.samples for answer in answers) else "text",
             "quartet": answers[0].quartet(),
         }
+        if request.return_token_ids:
+            body["prompt_token_ids"] = list(answers[0].prompt.token_ids)
+        if request.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_tokens)
         return Json(body)
+
+    def _form(self) -> Form:
+        info = self._gateway.pipeline.info("thinker")
+        return Form.of(self._request, info is not None and info.reasons)
 
     def _new(self, kind: type[AnswerKind]) -> list[AnswerKind]:
         self._meter.log |= {"speech": self._request.speaks, "answers": self._request.n or 1}
@@ -109,7 +121,7 @@ class ChatRun(_BaseRun):
     async def _events(self, answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """(index of the answer, event), once the answer has taken it. Raises ApiError."""
         gateway, meter = self._gateway, self._meter
-        with in_own_terms():
+        with in_own_terms(self._request.own_name):
             async with aclosing(await self._run()) as events:
                 async for index, event in events:
                     answers[index].take(event)

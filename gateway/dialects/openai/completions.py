@@ -11,8 +11,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers import harmless
-from gateway.answers.answer import WholeAnswer, logprobs
-from gateway.answers.completion import CompletionRun, ask_tokenizer, detokenize
+from gateway.answers.answer import WholeAnswer, logprobs, prompt_logprobs
+from gateway.answers.completion import CompletionRun, detokenize
+from gateway.answers.extensions import PromptMembers, TopLogprobs
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
@@ -28,8 +29,8 @@ _DEFAULT_TOKENS = 16  # OpenAI's
 _MAX_PROMPTS = 128
 
 
-class CompletionRequest(ignoring(WriterSampling, *harmless.COMPLETIONS)):
-    """A request for completions: OpenAI's parameters, and vLLM's further sampling parameters."""
+class CompletionRequest(PromptMembers, ignoring(WriterSampling, *harmless.COMPLETIONS)):
+    """A request for completions: OpenAI's parameters, and vLLM's further ones."""
 
     model: str
     prompt: str | Listed[str] | TokenIds | Listed[TokenIds] = Field(
@@ -47,11 +48,16 @@ class CompletionRequest(ignoring(WriterSampling, *harmless.COMPLETIONS)):
     return_token_ids: bool | None = Field(
         default=None, description="choices have token_ids, and prompt_token_ids; of a stream, the first chunk of each"
     )
+    return_tokens_as_token_ids: bool | None = Field(default=None, description="in logprobs a token is token_id:ID")
+    prompt_logprobs: TopLogprobs | None = Field(
+        default=None, description="alternatives of each of the prompt's tokens; not in a stream"
+    )
 
     @property
-    def prompt_logprobs(self) -> int | None:
+    def of_prompt(self) -> int | None:
         """Alternatives for each token of the prompt; None: no log-probabilities."""
-        return self.logprobs if self.echo else None
+        echoed = self.logprobs if self.echo else None
+        return echoed if self.prompt_logprobs is None else max(self.prompt_logprobs, echoed or 0)
 
     @property
     def prompts(self) -> list[thinker_pb2.RawPrompt]:
@@ -76,7 +82,11 @@ class CompletionRequest(ignoring(WriterSampling, *harmless.COMPLETIONS)):
             raise invalid("suffix", "models here do not fill in; leave it out")
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise invalid("best_of", "must be n: all completions are told")
-        if self.stream and self.prompt_logprobs is not None and (self.n or 1) > 1:
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "a stream does not tell them; set stream to false")
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise invalid("echo", "cannot be beside truncate_prompt_tokens; leave one of the two out")
+        if self.stream and self.of_prompt is not None and (self.n or 1) > 1:
             raise invalid("echo", "a stream of several answers has no log-probabilities of prompts; set n or stream")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only with stream: true")
@@ -101,24 +111,29 @@ class Completions:
         self._run = CompletionRun(
             gateway, request, http.state, request.prompts, request.model, count, "prompt", request.lora, most
         )
-        self._asked = request.logprobs, request.prompt_logprobs
+        self._run.cut = request.cut
+        self._run.wants_prompt_ids = bool(request.return_token_ids)
+        self._asked = request.logprobs, request.of_prompt
         created = int(time.time())
         request_id = f"cmpl-{http.state.request_id}"
         self._head = {"id": request_id, "object": "text_completion", "created": created, "model": request.model}
 
     async def whole(self) -> Response:
-        echoes, prompt_ids = await self._echoes(), await self._prompt_ids()
+        echoes = await self._echoes()
         await drain(self._run.events(*self._asked))
         choices = [
             self._choice(answer, echoes[answer.index] + answer.text, self._entries(answer, 0), 0, has_ended=True)
-            | self._ids(answer, None, prompt_ids)
+            | self._ids(answer, None)
             for answer in self._run.answers
         ]
+        if self._request.prompt_logprobs is not None:
+            for choice in choices:
+                choice["prompt_logprobs"] = prompt_logprobs(self._read_for(choice["index"]))
         return Json(self._head | {"choices": choices, "usage": self._run.usage()})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         options, echoes = self._request.stream_options or StreamOptions(), await self._echoes()
-        prompt_ids, before = await self._prompt_ids(), [len(echo) for echo in echoes]
+        before = [len(echo) for echo in echoes]
         head = self._head | ({"usage": None} if options.include_usage else {})
         sent = [0] * len(echoes)  # log-probabilities of each answer
         sent_ids: list[int | None] = [None] * len(echoes)
@@ -136,7 +151,7 @@ class Completions:
                 offset = before[answer.index] + len(answer.text) - len(text)
                 sent[answer.index] += len(entries)
                 choice = self._choice(answer, text, entries, offset, has_ended=new is None)
-                choice |= self._ids(answer, sent_ids[answer.index], prompt_ids)
+                choice |= self._ids(answer, sent_ids[answer.index])
                 sent_ids[answer.index] = len(answer.token_ids)
                 yield sse(head | {"choices": [choice]})
         if options.include_usage:
@@ -151,49 +166,43 @@ class Completions:
         texts = [each.text or await detokenize(self._gateway, each.token_ids.ids, "prompt") for each in run.prompts]
         return [text for text in texts for _ in range(run.count)]
 
-    async def _prompt_ids(self) -> list[list[int]]:
-        """Of each prompt; empty if nobody wants them."""
-        if not self._request.return_token_ids:
-            return []
-        return [await self._ids_of(prompt) for prompt in self._run.prompts]
-
-    async def _ids_of(self, prompt: thinker_pb2.RawPrompt) -> list[int]:
-        if not prompt.text:
-            return list(prompt.token_ids.ids)
-        message = thinker_pb2.TokenizeRequest(text=prompt.text)
-        return list((await ask_tokenizer(self._gateway, self._request.model, "Tokenize", message, "prompt")).token_ids)
-
-    def _ids(self, answer: WholeAnswer, begin: int | None, prompt_ids: Sequence[list[int]]) -> dict[str, Any]:
+    def _ids(self, answer: WholeAnswer, begin: int | None) -> dict[str, Any]:
         """Ids of a choice from its `begin`th token on; None: nothing of it was sent, so the prompt's come along."""
-        if not prompt_ids:
+        if not self._request.return_token_ids:
             return {}
-        prompt = prompt_ids[answer.index // self._run.count] if begin is None else None
+        prompt = list(answer.prompt.token_ids) if begin is None else None
         return {"token_ids": answer.token_ids[begin or 0 :], "prompt_token_ids": prompt}
 
     def _choice(
-        self, answer: WholeAnswer, text: str, entries: Sequence[dict[str, Any]], offset: int, has_ended: bool
+        self, answer: WholeAnswer, text: str, entries: Sequence[thinker_pb2.TokenLogprob], offset: int, has_ended: bool
     ) -> dict[str, Any]:
-        tokens = None if self._request.logprobs is None else _tokens(entries, offset)
+        as_ids = bool(self._request.return_tokens_as_token_ids)
+        tokens = None if self._request.logprobs is None else _tokens(entries, offset, as_ids)
         reason = answer.finish_reason if has_ended else None
         return {"index": answer.index, "text": text, "logprobs": tokens, "finish_reason": reason}
 
-    def _entries(self, answer: WholeAnswer, begin: int) -> list[dict[str, Any]]:
-        """Log-probabilities from token `begin` on, in the chats' form; an echoed prompt's come first."""
-        prompt = self._run.answers[answer.index - answer.index % self._run.count].prompt_tokens
-        return [*logprobs(prompt[begin:]), *answer.tokens[max(0, begin - len(prompt)) :]]
+    def _read_for(self, index: int) -> list[thinker_pb2.TokenLogprob]:
+        """The prompt of answer `index`."""
+        return self._run.answers[index - index % self._run.count].prompt_tokens
+
+    def _entries(self, answer: WholeAnswer, begin: int) -> list[thinker_pb2.TokenLogprob]:
+        """Log-probabilities from token `begin` on; an echoed prompt's come first."""
+        prompt = self._read_for(answer.index) if self._request.echo else []
+        return [*prompt[begin:], *answer.tokens[max(0, begin - len(prompt)) :]]
 
 
-def _tokens(entries: Sequence[dict[str, Any]], offset: int) -> dict[str, Any]:
+def _tokens(entries: Sequence[thinker_pb2.TokenLogprob], offset: int, as_ids: bool) -> dict[str, Any]:
     """Log-probabilities as lists. `offset` is the first token's, in characters. A prompt's first token has none. Among
     the alternatives is always the token itself, as OpenAI has it."""
     offsets = []
     for entry in entries:
         offsets.append(offset)
-        offset += len(entry["token"])
-    known = [None if math.isnan(entry["logprob"]) else entry for entry in entries]
+        offset += len(entry.token)
+    named = logprobs(entries, as_ids)
+    known = [None if math.isnan(entry["logprob"]) else entry for entry in named]
     tops = [entry and {each["token"]: each["logprob"] for each in (*entry["top_logprobs"], entry)} for entry in known]
     return {
-        "tokens": [entry["token"] for entry in entries],
+        "tokens": [entry["token"] for entry in named],
         "token_logprobs": [entry and entry["logprob"] for entry in known],
         "top_logprobs": tops,
         "text_offset": offsets,

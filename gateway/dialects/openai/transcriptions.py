@@ -29,10 +29,28 @@ _SUBTITLES = {"srt": srt, "vtt": vtt}
 router = APIRouter(tags=["transcriptions"])
 
 
-class _File(Strict):
-    """What a request in JSON has for a file."""
+class _InputAudio(Strict):
+    """A file as chats have it."""
 
-    file: str = Field(description="base64, or a data, https or http URL")
+    data: str = Field(description="base64, or a data, https or http URL")
+    format: str | None = Field(default=None, description="accepted; the sound itself says what it is")
+
+
+class _File(Strict):
+    """What a request in JSON has for a file: one of the two."""
+
+    file: str | None = Field(default=None, description="base64, or a data, https or http URL")
+    input_audio: _InputAudio | None = Field(default=None, description="instead of file")
+
+    def sound(self) -> tuple[str, str]:
+        """The member that has the sound, and what it says. Raises ApiError: there is none, or there are two."""
+        if self.file is not None and self.input_audio is not None:
+            raise invalid("input_audio", "and file are one file too many: send one of them")
+        if self.input_audio is not None:
+            return "input_audio.data", self.input_audio.data
+        if self.file is None:
+            raise invalid("file", "required, but missing", "missing_required_parameter")
+        return "file", self.file
 
 
 class _TranscriptionInJson(TranscriptionRequest, _File):
@@ -85,8 +103,9 @@ async def _read(http: Request, gateway: Gateway, model: type[TranslationRequest]
     if is_json(http):
         in_json = await read_json(http, _IN_JSON[model])
         in_json.check()
-        with media_errors("file"):
-            return in_json, await gateway.fetcher.get_or_decode(in_json.file, "audio", most)
+        member, sound = in_json.sound()
+        with media_errors(member):
+            return in_json, await gateway.fetcher.get_or_decode(sound, "audio", most)
     request, files = await read_form(http, model, {"file"}, 1)
     request.check()
     if not files:

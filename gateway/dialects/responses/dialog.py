@@ -56,7 +56,7 @@ class ResponseDialog(Dialog):
         return last_picture([item for _, item in (*self._context, *self._new())])
 
     def own_name(self, member: str) -> str:
-        return own_name(member, self._messages.places, self._places)
+        return own_name(self._spec.request.own_name(member), self._messages.places, self._places)
 
     def _new(self) -> list[tuple[str, Item]]:
         return [("output", output.item) for output in self._outputs[self._added :]]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.answers import conversation
+from gateway.answers.extensions import TextMembers
 from gateway.answers.request import (
     ChatCompletionRequest,
     JsonObjectFormat,
@@ -26,7 +27,7 @@ from gateway.pipeline.sampling import ThinkerSampling
 
 # Members that a chat has too, by the same name.
 _SAME = (
-    *(*ThinkerSampling.model_fields, *TemplateVariables.model_fields),
+    *(*ThinkerSampling.model_fields, *TemplateVariables.model_fields, *TextMembers.model_fields),
     *("model", "modalities", "audio", "stream", "stop", "priority", "lora", "quartet"),
 )
 

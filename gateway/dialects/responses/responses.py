@@ -125,6 +125,9 @@ class Responses:
     def _check(self, request: ResponseRequest) -> None:
         if request.prompt is not None:
             raise invalid("prompt", "no prompts are kept here; send instructions and input")
+        text_format = request.text and request.text.format
+        if request.structured_outputs is not None and text_format is not None and text_format.type != "text":
+            raise invalid("text.format", "cannot be beside structured_outputs; send one of the two")
         if request.background and not request.is_stored:
             raise invalid("background", "only with store: it has to be got later")
         if request.conversation is not None and request.previous_response_id is not None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from gateway.answers import harmless
+from gateway.answers.extensions import TextMembers
 from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings, TemplateVariables
 from gateway.pipeline.sampling import ThinkerSampling
 from gateway.validation import Lenient, Listed, Positive, ignoring
@@ -49,8 +50,8 @@ Metadata = Annotated[
 ]
 
 
-class ResponseRequest(TemplateVariables, ignoring(ThinkerSampling, *harmless.RESPONSES)):
-    """OpenAI's parameters, vLLM's sampling parameters, and chat's for speech."""
+class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, *harmless.RESPONSES)):
+    """OpenAI's parameters, vLLM's further ones, and chat's for speech."""
 
     model: str
     input: str | Listed[Any] = Field(default=[], description="a text, or items")
@@ -67,6 +68,7 @@ class ResponseRequest(TemplateVariables, ignoring(ThinkerSampling, *harmless.RES
     include: Listed[str] | None = Field(
         default=None, description="message.output_text.logprobs, reasoning.encrypted_content; others without effect"
     )
+    include_reasoning: bool | None = Field(default=None, description="default: true; as chat's")
     max_output_tokens: Positive | None = Field(default=None, description="of text; wins over max_tokens")
     max_tool_calls: Positive | None = Field(default=None, description="most calls of tools that run here; default: 8")
     metadata: Metadata | None = None

@@ -54,7 +54,9 @@ class TurnOutput:
 
     def _written(self, delta: thinker_pb2.GenerateDelta) -> Iterator[ResponseEvent]:
         self._logprobs += logprobs(delta.logprobs)
-        if delta.reasoning:
+        if delta.reasoning and self._spec.request.include_reasoning is False:
+            self._logprobs = []
+        elif delta.reasoning:
             if self._thought is None:
                 self._thought = ReasoningOutput(len(self._outputs), self._spec.request.wants_encrypted_reasoning)
                 yield from self._opened(self._thought)

@@ -1,7 +1,6 @@
 """`POST /inference/v1/generate`: token ids and media in, token ids out, in vLLM's shape; and its cancellation."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
@@ -11,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from gateway.answers.answer import LEAST_LOGPROB, WholeAnswer
+from gateway.answers.answer import LEAST_LOGPROB, WholeAnswer, prompt_logprobs
 from gateway.answers.completion import CompletionRun, RawSpeech, SpeechParams, Step
 from gateway.answers.conversation import MediaPart
 from gateway.answers.gateway import Gateway
@@ -38,7 +37,6 @@ class SamplingParams(WriterSampling):
         default=None, description="alternatives of each of the prompt's tokens; not in a stream"
     )
     detokenize: bool | None = Field(default=None, description="accepted; ids are told, or the text of output_mode")
-    skip_special_tokens: bool | None = Field(default=None, description="accepted; of the text only")
 
 
 class GenerateRequest(Strict):
@@ -176,7 +174,7 @@ class Generation:
                 choice["speech"] = await self._run.speech.whole(answer)
             body["choices"].append(choice)
         if self._sampling.prompt_logprobs is not None:
-            body["prompt_logprobs"] = [_prompt_logprobs(token) for token in self._run.answers[0].prompt_tokens]
+            body["prompt_logprobs"] = prompt_logprobs(self._run.answers[0].prompt_tokens)
         return Json(body)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -238,17 +236,3 @@ def _logprob(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
 
 def _entry(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:
     return {"token_id": token.token_id, "logprob": max(token.logprob, LEAST_LOGPROB), "rank": token.rank}
-
-
-def _prompt_logprobs(token: thinker_pb2.TokenLogprob) -> dict[str, dict[str, Any]] | None:
-    """A token of the prompt and its alternatives by id; None for the first token, which has none."""
-    if math.isnan(token.logprob):
-        return None
-    return {
-        str(each.token_id): {
-            "logprob": max(each.logprob, LEAST_LOGPROB),
-            "rank": each.rank,
-            "decoded_token": each.token,
-        }
-        for each in (token, *token.top)
-    }

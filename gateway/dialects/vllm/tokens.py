@@ -8,9 +8,10 @@ from pydantic import Field
 
 from gateway.answers.completion import ask_tokenizer, detokenize
 from gateway.answers.conversation import Message
+from gateway.answers.extensions import PromptEnd
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import fill_messages, fill_tools
-from gateway.answers.request import Tool
+from gateway.answers.request import TemplateVariables, Tool
 from gateway.errors import invalid
 from gateway.http.connection import admitted
 from gateway.http.forms import JSON, page, read_json
@@ -20,7 +21,7 @@ from quartet.v1 import thinker_pb2
 router = APIRouter(tags=["completions"])
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(TemplateVariables, PromptEnd):
     """A text, or a chat's messages."""
 
     model: str | None = Field(default=None, description="default: the one that writes")
@@ -28,9 +29,7 @@ class TokenizeRequest(Strict):
     messages: Listed[Message] | None = Field(default=None, min_length=1, description="without media")
     tools: Listed[Tool] | None = None
     add_special_tokens: bool | None = Field(default=None, description="before a prompt; default: true")
-    add_generation_prompt: bool | None = Field(default=None, description="after messages; default: true")
     return_token_strs: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(Strict):
@@ -48,10 +47,10 @@ async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     request = await read_json(http, TokenizeRequest)
     if (request.prompt is None) == (request.messages is None):
         raise invalid("prompt", "send this or messages")
+    request.check_end()
     message = thinker_pb2.TokenizeRequest(
         text=request.prompt or "",
         no_special_tokens=request.add_special_tokens is False,
-        no_generation_prompt=request.add_generation_prompt is False,
         wants_tokens=bool(request.return_token_strs),
     )
     if request.messages is not None:
@@ -61,8 +60,9 @@ async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
         fill_tools(start, request.tools, None)
         message.messages.extend(start.messages)
         message.tools.extend(start.tools)
-        if request.chat_template_kwargs:
-            message.chat_template_kwargs_json = json.dumps(request.chat_template_kwargs)
+        request.end(message)
+        if variables := request.template_variables:
+            message.chat_template_kwargs_json = json.dumps(variables)
     answer = await ask_tokenizer(gateway, gateway.catalog.meant(request.model), "Tokenize", message, "prompt")
     info = gateway.pipeline.info("thinker")
     return {

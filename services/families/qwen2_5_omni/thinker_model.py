@@ -10,14 +10,13 @@ from vllm.model_executor.models.qwen2_5_omni_thinker import (
     Qwen2_5OmniThinkerForConditionalGeneration,
     Qwen2_5OmniThinkerMultiModalProcessor,
     Qwen2_5OmniThinkerProcessingInfo,
-    merge_interleaved_embeddings,
 )
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import MultiModalDataItems
-from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
 from services.families.qwen2_5_omni.thinker_rope import Medium, rope_positions
 from services.thinker.plugin.connector import settings_of
+from services.thinker.plugin.media_order import in_token_order
 from services.thinker.plugin.recording import record
 from services.thinker.plugin.rows import layers_of
 
@@ -79,19 +78,13 @@ class RecordingThinker(Qwen2_5OmniThinkerForConditionalGeneration):
     def embed_input_ids(
         self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Puts frames and sound at their own tokens. vLLM does not if a step has a video's sound before its frames."""
         if multimodal_embeddings and is_multimodal is not None:
-            with gpu_sync_allowed():
-                ids = input_ids.cpu()
-                is_video = is_multimodal & (ids == self.config.video_token_index)
-                is_audio = is_multimodal & (ids == self.config.audio_token_index)
-                has_both = bool(is_video.any() and is_audio.any())
-            if has_both:
-                language_model: Any = self.get_language_model()
-                text = self._embed_text_input_ids(
-                    input_ids, language_model.embed_input_ids, is_multimodal=is_multimodal
-                )
-                return merge_interleaved_embeddings(text, multimodal_embeddings, is_video, is_audio, is_multimodal)
+            modalities = {
+                self.config.video_token_index: "video",
+                self.config.audio_token_index: "audio",
+                self.config.image_token_index: "image",
+            }
+            multimodal_embeddings = in_token_order(multimodal_embeddings, input_ids, is_multimodal, modalities)
         return super().embed_input_ids(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
 
     def get_mrope_input_positions(self, input_tokens: list[int], mm_features: list[Any]) -> tuple[torch.Tensor, int]:

@@ -14,6 +14,7 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import (
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
 from services.thinker.plugin.connector import settings_of
+from services.thinker.plugin.media_order import in_token_order
 from services.thinker.plugin.recording import experts_without_adapters, record
 from services.thinker.plugin.rows import layers_of
 
@@ -60,6 +61,18 @@ class RecordingThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         hidden, states = output if self._layers else (output, ())
         record([*states, positions.t()])
         return hidden
+
+    def embed_input_ids(
+        self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if multimodal_embeddings and is_multimodal is not None:
+            modalities = {
+                self.config.video_token_id: "video",
+                self.config.audio_token_id: "audio",
+                self.config.image_token_id: "image",
+            }
+            multimodal_embeddings = in_token_order(multimodal_embeddings, input_ids, is_multimodal, modalities)
+        return super().embed_input_ids(input_ids, multimodal_embeddings, is_multimodal=is_multimodal)
 
     def _process_audio_input(self, audio_input: Any) -> tuple[torch.Tensor, ...]:
         """Encodes each sound as transformers does with all sounds of its request.

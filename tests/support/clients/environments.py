@@ -1,10 +1,13 @@
 """Environments of other people's libraries, for the programs of tests/clients. Made once on a machine: see `kept`."""
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +49,14 @@ def node_with_packages(directory: Path, package: Path = CLIENTS / "package.json"
     for program in CLIENTS.glob("*.mjs"):
         shutil.copy(program, directory)
     return node
+
+
+def report_of(*command: str | Path, **environment: str) -> Any:
+    """The last line that a program of tests/clients prints, read as JSON."""
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
+    done = subprocess.run(command, env=outside, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _install(command: list[str], directory: Path | None = None) -> None:

@@ -159,7 +159,7 @@ class Order:
         for item, output in zip(told["output"], response.outputs, strict=True):
             assert output.is_done, "a response is done before its items"
             assert not output.in_conversation, "a response is done before the conversation's item"
-            assert item == output.item, "an item is told otherwise at the end"
+            assert item == output.item, f"an item is told otherwise at the end {item} {output.item}"
             if item["type"] == "message" and output is response.outputs[-1]:  # those of earlier turns are complete
                 assert item["status"] == _ENDS[told["status"]]
         self.responses.append(told)

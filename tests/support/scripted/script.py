@@ -37,7 +37,7 @@ class Script:
         thought: pieces of what a thinker thinks before it answers.
         takes_s: how long a call takes, beside.
         calls: (name, arguments) of functions that the next answers call, one each, or a list of them that an answer
-            calls together; the answers after them are text.
+            calls together; None is text, as are the answers after them.
         missing: a directory that no adapter can be loaded from.
     """
 
@@ -46,7 +46,7 @@ class Script:
     hold: bool = False
     logprobs: bool = False
     tool_call: bool = False
-    calls: list[tuple[str, str] | list[tuple[str, str]]] = field(default_factory=list)
+    calls: list[tuple[str, str] | list[tuple[str, str]] | None] = field(default_factory=list)
     too_long: bool = False
     stop: str = ""
     ids_reusable: bool = True

@@ -77,7 +77,8 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             token_ids_reusable=self.script.ids_reusable,
             stop=self.script.stop,
         )
-        prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4)
+        ids = _prompt_ids(start) if start.wants_prompt_token_ids else None
+        prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4, token_ids=ids)
         outputs = [
             thinker_pb2.GenerateResponse(prompt=prompt),
             *(thinker_pb2.GenerateResponse(prompt_logprobs=told) for told in _prompt_logprobs(start)),
@@ -94,8 +95,7 @@ def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb
     """Text, or a call of a function, and why it ends there."""
     if script.tool_call:
         return _call("call_1", "lamp", '{"on":', "true}"), thinker_pb2.FINISH_REASON_TOOL_CALLS
-    if script.calls:
-        given = script.calls.pop(0)
+    if script.calls and (given := script.calls.pop(0)) is not None:
         called = list[thinker_pb2.GenerateDelta]()
         for index, (name, arguments) in enumerate(given if isinstance(given, list) else [given]):
             half = len(arguments) // 2
@@ -121,10 +121,16 @@ def _call(call_id: str, name: str, *arguments: str, index: int = 0) -> list[thin
     return [thinker_pb2.GenerateDelta(token_ids=[i], tool_calls=[call]) for i, call in enumerate(calls)]
 
 
+def _prompt_ids(start: thinker_pb2.GenerateStart) -> list[int]:
+    """One for each character, or those of the request."""
+    texts = [start.prompt.text, *(part.text for message in start.messages for part in message.content)]
+    return list(start.prompt.token_ids.ids) or list(map(ord, "".join(texts)))
+
+
 def _prompt_logprobs(start: thinker_pb2.GenerateStart) -> Iterator[thinker_pb2.PromptLogprobs]:
     """A message for each character or id, likelier from one to the next."""
     if start.sampling.HasField("prompt_logprobs"):
-        for i, token_id in enumerate(map(ord, start.prompt.text) if start.prompt.text else start.prompt.token_ids.ids):
+        for i, token_id in enumerate(_prompt_ids(start)):
             token = thinker_pb2.TokenLogprob(token_id=token_id, token=chr(token_id), logprob=-1 / i if i else math.nan)
             token.rank = 2 if i else 0
             for _ in range(start.sampling.prompt_logprobs if i else 0):

@@ -101,8 +101,9 @@ class Transcriber:
     async def _transcribe(self, item: Item, settings: session_config.TranscriptionSettings, key: ApiKey | None) -> None:
         # the thinker's model, whatever the client asks for
         model = self._gateway.catalog.model_of(self._gateway.catalog.stage_for("text", None)) or ""
-        language = _language(settings.language)
-        request = TranscriptionRequest(model=model, prompt=settings.prompt, language=language)
+        language = _language(settings.only_language)
+        hints = {"prompt": settings.prompt, "keywords": settings.keywords}
+        request = TranscriptionRequest(model=model, language=language, **hints)
         file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
         sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s)
 

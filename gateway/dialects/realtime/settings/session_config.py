@@ -81,7 +81,14 @@ class TranscriptionSettings(_Part):
 
     model: str | None = None
     language: str | None = None
+    languages: Listed[str] | None = None
     prompt: str | None = None
+    keywords: Listed[str] | None = None
+
+    @property
+    def only_language(self) -> str | None:
+        """The one that is spoken; None: the model finds it."""
+        return self.language or (self.languages[0] if self.languages and len(self.languages) == 1 else None)
 
 
 class AudioInput(_Part):
