@@ -130,7 +130,7 @@ class Fetcher:
                 return await self._fetch(url, kind, turn)
         except (TimeoutError, httpx.TimeoutException):
             raise MediaError(f"the URL took longer than the {FETCH_TIMEOUT_S:g} s allowed") from None
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # the latter: of a redirect
             raise MediaError(f"the URL cannot be fetched: {type(error).__name__}") from None
 
     async def get_or_decode(self, source: str, kind: str, max_bytes: int) -> bytes:
@@ -156,7 +156,7 @@ class Fetcher:
             ) as response:
                 location = response.headers.get("location")
                 if response.is_redirect and location is not None:
-                    url = _joined(parsed, location)
+                    url = str(parsed.join(location))
                     continue
                 if not response.is_success:
                     raise MediaError(f"the URL's server answered with status {response.status_code}")
@@ -187,13 +187,6 @@ def _parse(url: str) -> httpx.URL:
     if (parsed.port or 0) > 65535:
         raise MediaError("not a valid URL")
     return parsed.copy_with(username=None, password=None) if parsed.userinfo else parsed
-
-
-def _joined(url: httpx.URL, location: str) -> str:
-    try:
-        return str(url.join(location))
-    except (httpx.InvalidURL, ValueError):
-        raise MediaError("the URL redirects to what is no valid URL") from None
 
 
 def _check_type(content_type: str, kind: str) -> None:
