@@ -1,9 +1,22 @@
 """The connections that are open, bounded for each address and in all."""
 
 import ipaddress
+import resource
 from asyncio import Transport
 from collections.abc import Callable
 from typing import NamedTuple
+
+_OTHER_FILES = 256  # of stages, media, stores and libraries
+
+
+def with_files(wanted: int) -> int:
+    """As many of `wanted` connections as this process may have open files for. It takes what the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - _OTHER_FILES, soft * 3 // 4))
 
 
 class _Connection(NamedTuple):

@@ -9,7 +9,7 @@ import httptools
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gateway.http.open_connections import OpenConnections
+from gateway.http.open_connections import OpenConnections, with_files
 from gateway.http.socket_protocol import SocketProtocol
 from gateway.settings import GatewaySettings
 
@@ -26,7 +26,7 @@ _TOO_MANY = "Your address has too many connections with requests here, or the se
 
 def protocols(settings: GatewaySettings) -> dict[str, Any]:
     """uvicorn's options `http` and `ws`."""
-    connections = OpenConnections(settings.max_connections, settings.max_connections_of_address)
+    connections = OpenConnections(with_files(settings.max_connections), settings.max_connections_of_address)
     limits = {"head_s": settings.head_timeout_s, "rest_s": settings.body_timeout_s}
     return {
         "http": partial(Protocol, connections=connections, stall_s=settings.request_timeout_s, **limits),
