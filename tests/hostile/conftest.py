@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -19,7 +20,7 @@ async def hostile_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
     directory: Path = tmp_path_factory.mktemp("hostile")
     keys = directory / "keys.yaml"
     keys.write_text(f"keys:\n  - name: mallory\n    sha256: {digest(KEY)!r}\n    admin: true\n")
-    settings = {"head_timeout_s": HEAD_S, "body_timeout_s": BODY_S, "request_timeout_s": STALL_S}
+    settings: Any = {"head_timeout_s": HEAD_S, "body_timeout_s": BODY_S, "request_timeout_s": STALL_S}
     async with running(
         SPEECH.with_name("qwen3-omni-dit.yaml"),
         hosted_tools=["image_generation"],
