@@ -90,6 +90,19 @@ def test_lists_of_clients_end():
         assert list(open_lists(model.__pydantic_core_schema__)) == [], model
 
 
+def test_json_of_long_texts_is_read():
+    """What a text has of JSON's signs counts for nothing, whatever stands before it."""
+    text = '{"a": [1, 2], ' * 40_000 + "\\\\" * 2**19 + '\\"'  # a piece ends in a backslash
+    for length in (0, 1, 2, 3):
+        content = "x" * length + text
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]})
+        for given in (body, body.encode()):
+            (message,) = validated_json(ChatCompletionRequest, given).messages
+            assert message.content[0].text == content  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ApiError, match="more than 400000 values"):
+        validated_json(ChatCompletionRequest, json.dumps({"model": text, "messages": [[]] * 400_000}))
+
+
 def test_nulls_take_the_time_of_their_number(monkeypatch):
     """Each item has a null that may not be: a validation for each would be the square of it."""
     message = {"role": "assistant", "tool_calls": [{"id": "a", "type": None, "function": {"name": "x"}}]}
