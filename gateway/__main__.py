@@ -14,7 +14,7 @@ from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
 from gateway.app import create_app
 from gateway.dialects.realtime.events import MAX_EVENT_CHARACTERS
-from gateway.http.protocol import Protocol
+from gateway.http.protocol import protocols
 from gateway.http.workers.supervisor import supervise
 from gateway.http.workers.worker import Worker
 from gateway.listening.detector_models import OnnxSilero
@@ -76,8 +76,7 @@ def server_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=Protocol,
-        ws="websockets-sansio",
+        **protocols(settings),
         ws_max_size=_MAX_WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         ws_ping_timeout=60.0,  # a client's machine may be busy; uvicorn's 20 s ended sessions that lived

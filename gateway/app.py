@@ -41,6 +41,7 @@ from gateway.dialects.responses.responses import Responses
 from gateway.dialects.vllm import adapters, generate, server, tokens
 from gateway.errors import ApiError
 from gateway.http.csrf import OwnPagesOnly
+from gateway.http.hosts import KnownHosts
 from gateway.http.json_writer import Json, error_response
 from gateway.http.middleware import BodyLimit, HeadAsGet, RequestContext, RequireKey
 from gateway.http.workers.forwarding import WorkerRouter
@@ -145,11 +146,13 @@ def create_app(
     app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
     app.state.generations = generate.Aborts()
     app.state.client_secrets = ClientSecrets(shared)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, limit_s=settings.body_timeout_s)
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:
         app.add_middleware(OwnPagesOnly, allowed=settings.allowed_origins)
+    hosts = [settings.host, *filter(None, (settings.published_host,)), *settings.allowed_hosts]
+    app.add_middleware(KnownHosts, names=hosts, everywhere=keys is None or bool(settings.allowed_hosts))
     app.add_middleware(
         RequestContext, spans=spans, refusals={messages.PATH: refused}
     )  # refusals have an id and a log line, too

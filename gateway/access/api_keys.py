@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import structlog
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from gateway import metrics
 from gateway.access.shared import SharedState
@@ -48,7 +48,9 @@ class ApiKeyEntry(Strict):
 
 
 class ApiKeyFile(Strict):
-    keys: list[ApiKeyEntry] = Field(min_length=1)
+    """Without entries, e.g. after the last one was removed, nobody gets in."""
+
+    keys: Annotated[list[ApiKeyEntry], BeforeValidator(lambda value: [] if value is None else value)]
 
 
 def new_key() -> str:

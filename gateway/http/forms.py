@@ -16,10 +16,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import HTTPConnection
 
 from gateway.errors import ApiError, invalid
+from gateway.json_bounds import check_json
 from gateway.tasks import limited
 from gateway.validation import Model, validated, validated_json
 
-_LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
+_LARGE_BODY_BYTES = 256 * 1024  # beyond, parsing would hold the event loop up for milliseconds
 _MAX_FIELDS = 1000
 _MAX_FIELD_BYTES = 1024 * 1024
 _PATH = re.compile(rb"[ -~]{1,4096}")
@@ -125,6 +126,7 @@ def _is_needed(model: type[BaseModel], name: str) -> bool:
 
 
 def _parsed(name: str, text: str) -> Any:
+    check_json(text)
     try:
         return json.loads(text)
     except ValueError:
@@ -137,7 +139,8 @@ def _takes_list(model: type[BaseModel], name: str) -> bool:
     if name not in model.model_fields or name in _JSON_FIELDS:
         return False
     annotation = model.model_fields[name].annotation
-    return list in map(get_origin, (annotation, *get_args(annotation)))
+    choices = (annotation, *get_args(annotation))
+    return list in (get_origin(getattr(each, "__origin__", each)) for each in choices)
 
 
 def _put(model: type[BaseModel], fields: dict[str, Any], name: str, value: Any) -> None:

@@ -234,6 +234,12 @@ async def test_a_changed_file_counts_within_seconds(key_file: Path):
         assert line["error"].startswith(f"{key_file}:3: keys.0.sha: unknown")
         assert await status(gateway, carol) == 200
 
+        for empty, rest in (("keys: []\n", carol), ("keys:\n", ALICE)):  # after the last entry was removed
+            replace(key_file, empty)
+            await until_status(gateway, rest, 401)
+            write(key_file, entry("alice", ALICE))
+            await until_status(gateway, ALICE, 200)
+
 
 async def status(gateway: Running, key: str) -> int:
     return (await gateway.http.get("/v1/models", headers=bearer(key))).status_code
@@ -273,7 +279,7 @@ async def test_a_websocket_needs_a_key_too():
     ("text", "message"),
     [
         ("", ":1: must be a mapping with the key `keys`"),
-        ("keys: []", ":1: keys: "),
+        ("keys: {}", ":1: keys: "),
         ("keys:\n  - name: a b\n    sha256: x", ":2: keys.0.name: must be 1 to 64 letters"),
         ("keys:\n  - name: a\n    sha256: sk-quartet-secret", ":3: keys.0.sha256: must be 64 hexadecimal digits"),
         ("keys:\n  - name: a\n    sha256: 12", ":3: keys.0.sha256: must be 64 hexadecimal digits"),

@@ -14,14 +14,14 @@ from gateway.dialects.responses.store import Thread
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import owner_of
 from gateway.http.forms import JSON, page, read_json
-from gateway.validation import Strict
+from gateway.validation import Listed, Strict
 
 router = APIRouter(tags=["responses"])
 _MAX_ITEMS = 20  # of one request, as at OpenAI
 
 
 class ConversationRequest(Strict):
-    items: list[Any] | None = Field(default=None, max_length=_MAX_ITEMS, description="its first items")
+    items: Listed[Any] | None = Field(default=None, max_length=_MAX_ITEMS, description="its first items")
     metadata: Metadata | None = None
 
 
@@ -30,7 +30,7 @@ class ConversationUpdate(Strict):
 
 
 class ItemsRequest(Strict):
-    items: list[Any] = Field(min_length=1, max_length=_MAX_ITEMS)
+    items: Listed[Any] = Field(min_length=1, max_length=_MAX_ITEMS)
 
 
 def _opened(model: type[Strict]) -> dict[str, Any]:
