@@ -123,7 +123,8 @@ def create_app(
     """The gateway of `pipeline`, with `credentials` for the stages. Raises YamlError: of the file of API keys."""
     spans = Spans()
     shared = SharedState() if worker is None else SharedState(worker.shared_file, worker.number)
-    keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, shared)
+    counts = shared if worker is None else SharedState(worker.counts_file, worker.number)
+    keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, counts)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

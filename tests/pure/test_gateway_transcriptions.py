@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import re
+import tempfile
 import threading
 import time
 import wave
@@ -29,6 +30,7 @@ from gateway.media.encode import encode_audio
 from gateway.tasks import cancel
 from quartet.v1 import thinker_pb2
 from services.common.errors import ContextTooLong, InternalError, InvalidInput, QueueFull
+from tests.support.disks import small_disk
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import Running
 
@@ -496,6 +498,15 @@ async def test_the_longest_sound_is_a_limit_whether_the_file_says_how_long_it_is
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_media"), refused.text
         assert "20 s" in refused.json()["error"]["message"]
     assert (await post(gateway, sound=silence(19))).json()["text"] == ""
+
+
+async def test_an_upload_that_finds_no_room_fails_alone(gateway, tmp_path, monkeypatch):
+    with small_disk(tmp_path / "disk", 1) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        refused = await post(gateway, sound=bytes(3 * 1024 * 1024))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_failed")
+        assert refused.headers["retry-after"]
+        assert (await post(gateway)).json()["text"]
 
 
 async def test_a_broken_detector_is_an_error_and_no_hang(gateway, monkeypatch):
