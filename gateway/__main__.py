@@ -14,6 +14,7 @@ from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
 from gateway.app import create_app
 from gateway.dialects.realtime.events import MAX_EVENT_CHARACTERS
+from gateway.dialects.responses.store import ResponseStore
 from gateway.http.protocol import protocols
 from gateway.http.workers.supervisor import supervise
 from gateway.http.workers.worker import Worker
@@ -47,6 +48,8 @@ def main() -> None:
         structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
         if pipeline.outputs.video is not None and worker is None:
             VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
+        if settings.responses_dir is not None and worker is None:
+            ResponseStore(settings.responses_dir, settings.response_ttl_s, settings.max_response_bytes).check()
         if unknown := [name for name in settings.hosted_tools if name not in TOOLS]:
             sys.exit(f"--hosted-tools: there is no tool {unknown[0]!r}; use {', '.join(TOOLS)}")
         if VideoGenerator.name in settings.hosted_tools and settings.workers > 1:

@@ -139,6 +139,9 @@ class GatewaySettings(TlsSettings):
     )
     drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for running requests at stop")
     max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")
+    max_transcription_s: float = Field(
+        default=14_400.0, gt=0, description="longest sound of a transcription; request_timeout_s holds, too"
+    )
     hosted_tools: Annotated[list[str], NoDecode, BeforeValidator(words)] = Field(
         default=[],
         description="tools that the gateway runs itself in chats and realtime sessions that ask for them, commas "

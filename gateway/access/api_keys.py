@@ -140,10 +140,9 @@ class ApiKey:
         return place
 
     def _give_back(self) -> None:
-        with self._shared.change() as database:
-            one_less = "UPDATE running SET requests = requests - 1 WHERE key_name = ? AND worker = ?"
-            database.execute(one_less, (self.name, self._shared.worker))
         self._running_metric.dec()
+        one_less = "UPDATE running SET requests = requests - 1 WHERE key_name = ? AND worker = ?"
+        self._shared.settle(one_less, self.name, self._shared.worker)
 
     def _check_concurrency(self, database: sqlite3.Connection) -> None:
         most = self.entry.max_concurrent_requests

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
+import structlog
 from fastapi import Request
 from pydantic import BaseModel
 from python_multipart.multipart import parse_options_header
@@ -21,11 +22,14 @@ from gateway.tasks import limited
 from gateway.validation import Model, validated, validated_json
 
 _LARGE_BODY_BYTES = 256 * 1024  # beyond, parsing would hold the event loop up for milliseconds
+_TRY_AGAIN_S = 10.0  # after other uploads have ended
 _MAX_FIELDS = 1000
 _MAX_FIELD_BYTES = 1024 * 1024
 _PATH = re.compile(rb"[ -~]{1,4096}")
 _JSON_FIELDS = {"lora", "quartet", "input_reference", "chunking_strategy"}
 _NAME = re.compile(r"(?P<field>[^\[\]]+)(\[(?P<key>[^\[\]]*)\])?")
+
+log = structlog.get_logger()
 
 
 def is_form(http: Request) -> bool:
@@ -85,6 +89,10 @@ async def read_form(
             form = await parser.parse()
     except MultiPartException as error:
         raise ApiError(400, f"the body is not a valid form: {error.message}", None, "invalid_form") from None
+    except OSError as error:  # files are kept on disk while they arrive
+        log.error("an upload cannot be kept", error=str(error))
+        message = "this server has no room for the files now; try again, or send smaller ones"
+        raise ApiError(503, message, None, "storage_failed", retry_after_s=_TRY_AGAIN_S) from None
     try:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):

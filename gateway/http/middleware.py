@@ -69,6 +69,7 @@ class _OpenRequest:
             message.setdefault("headers", [])
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self.id
+            headers["x-content-type-options"] = "nosniff"
             if self.ignored:
                 headers["x-quartet-ignored"] = ", ".join(sorted(self.ignored))
         elif message["type"] == "websocket.close":

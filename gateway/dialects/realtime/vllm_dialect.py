@@ -72,7 +72,8 @@ class VllmDialect:
             self._sound = self._new_sound()
 
     def _new_sound(self) -> LiveSound:
-        return LiveSound(Pauses(), self._gateway.settings.request_timeout_s)
+        owner = self._key and self._key.name
+        return LiveSound(Pauses(), self._gateway.settings.request_timeout_s, owner)
 
     async def _transcribe(self, sound: LiveSound) -> None:
         request = TranscriptionRequest(model=self._model)

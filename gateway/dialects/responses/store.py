@@ -180,10 +180,10 @@ class ResponseStore(ClientStore):
         return json.loads(rows[0][0]) if rows else None
 
     async def remove(self, thread_id: str) -> None:
-        await self.write("DELETE FROM threads WHERE id = ?", (thread_id,))
+        await self.delete("DELETE FROM threads WHERE id = ?", (thread_id,))
 
     async def remove_item(self, conversation: str, item_id: str) -> None:
-        await self.write("DELETE FROM items WHERE thread = ? AND id = ?", (conversation, item_id))
+        await self.delete("DELETE FROM items WHERE thread = ? AND id = ?", (conversation, item_id))
 
     def _visible(self, owner: str | None) -> tuple[float, str | None, str | None]:
         return time.time() - self._ttl_s, owner, owner

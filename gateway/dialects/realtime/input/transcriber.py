@@ -105,7 +105,8 @@ class Transcriber:
         hints = {"prompt": settings.prompt, "keywords": settings.keywords}
         request = TranscriptionRequest(model=model, language=language, **hints)
         file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
-        sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s)
+        owner = self._key and self._key.name
+        sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s, owner=owner)
 
         def send_delta(delta: str) -> None:
             self._event(item, "delta", delta=delta)
