@@ -137,7 +137,7 @@ class _Body:
     def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]], filler: bytes) -> None:
         self.started = False
         self._send, self._headers, self._filler = send, headers, filler
-        self._loop, self._lock = asyncio.get_running_loop(), asyncio.Lock()
+        self._loop, self._is_sending = asyncio.get_running_loop(), False
         self._sent_at, self._filling = self._loop.time(), list[asyncio.Task[None]]()
 
     async def __aenter__(self) -> Self:
@@ -150,16 +150,19 @@ class _Body:
             await cancel(*self._filling)
 
     async def send(self, piece: bytes, more: bool = True) -> None:
-        async with self._lock:
-            self._sent_at = self._loop.time()
-            if not self.started:
-                self.started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+        if self._filling and asyncio.current_task() not in self._filling:
+            await asyncio.gather(*self._filling, return_exceptions=True)  # a lock would cost each piece more
+            self._filling = []
+        self._is_sending, self._sent_at = True, self._loop.time()
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
+        self._is_sending = False
 
     def _fill(self) -> None:
         left_s = self._sent_at + SILENCE_S - self._loop.time()
-        if left_s <= 0 and not self._lock.locked():  # locked: the client does not read
+        if left_s <= 0 and not self._is_sending:  # else the client does not read
             self._filling = [asyncio.create_task(self.send(self._filler))]
         self._timer = self._loop.call_later(left_s if left_s > 0 else SILENCE_S, self._fill)
 

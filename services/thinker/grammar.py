@@ -94,7 +94,8 @@ def _ends(ebnf: str) -> bool:
 
 
 def _alternatives(body: str) -> Ways:
-    ways, _ = _choice(list(_TOKEN.finditer(body)), 0)
+    tokens = [token for token in _TOKEN.finditer(body)]  # noqa: C416  `list` would keep all other threads waiting
+    ways, _ = _choice(tokens, 0)
     return ways
 
 

@@ -106,7 +106,9 @@ def structure_of(
     if kind == "json_schema":
         return StructuredOutputsParams(json=json.dumps(standalone(schema, "sampling.json_schema")))
     if kind == "choice":
-        return StructuredOutputsParams(grammar=choice_as_grammar(texts))
+        grammar = choice_as_grammar(texts)
+        check_size("sampling.choice", grammar, MOST_BYTES)
+        return StructuredOutputsParams(grammar=grammar)
     return StructuredOutputsParams(**{kind: getattr(request, kind)})  # vLLM has the same names
 
 

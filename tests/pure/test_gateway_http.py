@@ -144,6 +144,29 @@ async def test_a_silent_stream_has_comments(gateway, monkeypatch, after, error):
         assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "internal_error"
 
 
+async def test_a_comment_that_is_not_read_yet_is_followed_by_no_other_and_then_by_the_next_piece(monkeypatch):
+    monkeypatch.setattr(connection, "SILENCE_S", 0.01)
+    sent, made, read = list[bytes](), asyncio.Event(), asyncio.Event()
+
+    async def pieces():
+        await made.wait()
+        yield b"data: x\n\n"
+
+    async def send(message):
+        sent.append(message.get("body", b"start"))
+        if sent[-1] == connection.EventStream.filler:
+            made.set()
+            await read.wait()
+
+    stream = connection.EventStream(pieces(), 60)
+    streaming = asyncio.create_task(stream({"type": "http"}, asyncio.Event().wait, send))  # pyright: ignore[reportArgumentType]
+    await asyncio.sleep(0.1)
+    assert sent == [b"start", stream.filler]
+    read.set()
+    await streaming
+    assert sent == [b"start", stream.filler, b"data: x\n\n", b""]
+
+
 async def test_sound_has_no_comments(gateway, monkeypatch):
     monkeypatch.setattr(connection, "SILENCE_S", 0.01)
     script = gateway.scripts["code2wav"]

@@ -124,7 +124,7 @@ async def test_special_tokens_are_kept_in_the_text(gateway: Running, path: str) 
 @pytest.mark.parametrize("path", [CHATS, RESPONSES, COMPLETIONS, GENERATE])
 async def test_what_may_be_written(gateway: Running, path: str) -> None:
     given = {"allowed_token_ids": [5, 7], "bad_words": ["sea"], "include_stop_str_in_output": True}
-    given["thinking_token_budget"] = 0
+    given["thinking_token_budget"] = 7
     await posted(gateway, path, body(path, **given))
     sampling = last(gateway).sampling
     assert {name: getattr(sampling, name) for name in given} == given

@@ -207,6 +207,11 @@ def test_a_structural_tag_is_passed_on_and_not_beside_tools() -> None:
         structure_of(SAMPLING(structural_tag=tag), None, calls_of([tool("stop", {})], MARKERS))
     with pytest.raises(InvalidInput, match=r"sampling\.choice"):
         structure_of(SAMPLING(choice={}), None, None)
+    members: dict[str, Any]
+    for members in ({"choice": {"texts": ["word"] * 100_000}}, {"regex": "a" * 600_000}, {"grammar": "a" * 600_000}):
+        with pytest.raises(InvalidInput, match="at most 262144 are taken") as caught:
+            structure_of(SAMPLING(**members), None, None)
+        assert [caught.value.field] == [f"sampling.{name}" for name in members]
 
 
 def tag_of(schema: dict[str, Any], older: bool) -> str:

@@ -167,6 +167,11 @@ def test_what_may_not_be_written_is_not(stack: Stack) -> None:
     stop = choice["message"]["content"][3:5]
     whole = asked(stack, "/v1/chat/completions", **body, stop=stop, include_stop_str_in_output=True)["choices"][0]
     assert whole["message"]["content"].endswith(stop)
-    for bad in ({"bad_words": [" "]}, {"bad_words": ["sea " * 2000]}, {"allowed_token_ids": [2**31 - 1]}):
+    for bad in (
+        {"thinking_token_budget": 5},
+        {"bad_words": [" "]},
+        {"bad_words": ["sea " * 2000]},
+        {"allowed_token_ids": [2**31 - 1]},
+    ):
         refused = stack.http.post("/v1/chat/completions", json=body | bad)
         assert [refused.json()["error"]["param"]] == list(bad)

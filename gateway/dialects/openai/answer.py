@@ -17,6 +17,8 @@ from gateway.pipeline.events import AudioDelta, Finished, PromptRead, TextDelta
 from gateway.pipeline.kinds import Output
 from quartet.v1 import thinker_pb2
 
+_NO_IDS: Mapping[str, Any] = MappingProxyType({})
+
 
 def choice(
     index: int, members: dict[str, Any], tokens: list[dict[str, Any]] | None = None, finish_reason: str | None = None
@@ -32,10 +34,11 @@ def chunk(
     delta: dict[str, Any],
     tokens: list[dict[str, Any]] | None = None,
     finish_reason: str | None = None,
-    ids: Mapping[str, Any] = MappingProxyType({}),
+    ids: Mapping[str, Any] = _NO_IDS,
 ) -> dict[str, Any]:
     """A chunk's own members: a delta of choice `index`."""
-    return {"choices": [choice(index, {"delta": delta, **ids}, tokens, finish_reason)], "modality": modality}
+    members = {"delta": delta, **ids} if ids else {"delta": delta}
+    return {"choices": [choice(index, members, tokens, finish_reason)], "modality": modality}
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,9 @@ class Form:
     def logprobs(self, tokens: Sequence[thinker_pb2.TokenLogprob]) -> list[dict[str, Any]] | None:
         return None if self.hides else logprobs(tokens, self.tokens_as_ids)
 
-    def ids(self, token_ids: Sequence[int]) -> dict[str, Any]:
+    def ids(self, token_ids: Sequence[int]) -> Mapping[str, Any]:
         """A choice's member with the ids of its tokens, if they are wanted."""
-        return {"token_ids": None if self.hides else list(token_ids)} if self.token_ids else {}
+        return {"token_ids": None if self.hides else list(token_ids)} if self.token_ids else _NO_IDS
 
 
 @dataclass
@@ -100,7 +103,7 @@ class StreamedAnswer(Answer):
                 if delta.tool_calls:
                     body["tool_calls"] = [_tool_call(call) for call in delta.tool_calls]
                 tokens = self.form.logprobs(delta.logprobs) if delta.logprobs else None
-                ids = self.form.ids(delta.token_ids)
+                ids = self.form.ids(delta.token_ids) if self.form.token_ids else _NO_IDS  # most want none
                 if body or tokens or ids.get("token_ids"):
                     yield chunk(self.index, "text", body, tokens, ids=ids)
             case PromptRead(prompt, text):
