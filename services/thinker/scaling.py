@@ -2,6 +2,7 @@
 and scaled one at a time."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,25 +33,37 @@ class Scaler:
     def image(self, image: "Image") -> "Image":
         from PIL import Image
 
-        pixels = np.asarray(image)
-        scaled = _scaled(self._images, pixels, self.image_tokens)
-        return image if scaled is pixels else Image.fromarray(scaled)
+        if not _shrinks(self._images, image.width, image.height, self.image_tokens):
+            return image
+        pixels = np.array(image)
+        del image  # it may be large
+        return Image.fromarray(_scaled(self._images, pixels, self.image_tokens))
 
     def frame(self, pixels: np.ndarray) -> np.ndarray:
         """Of a video: (height, width, 3) uint8."""
-        return _scaled(self._videos, pixels, lambda width, height: self.video_tokens(1, width, height))
+        height, width = pixels.shape[:2]
+        tokens = partial(self.video_tokens, 1)
+        return _scaled(self._videos, pixels, tokens) if _shrinks(self._videos, width, height, tokens) else pixels
+
+
+def _shrinks(processor: Any, width: int, height: int, tokens: Callable[[int, int], int]) -> bool:
+    return tokens(width, height) * _side(processor) ** 2 < width * height
+
+
+def _side(processor: Any) -> int:
+    """Pixels of the side of a token."""
+    return processor.patch_size * processor.merge_size
 
 
 def _scaled(processor: Any, pixels: np.ndarray, tokens: Callable[[int, int], int]) -> np.ndarray:
-    """`pixels` themselves if they would not become fewer, or if the processor would scale them again."""
+    """`pixels` themselves if the processor would scale the result again, as it does with the narrowest."""
     import torch
     from transformers.image_utils import SizeDict
 
     height, width = pixels.shape[:2]
-    channels = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).contiguous()
-    options = {"resample": processor.resample, "factor": processor.patch_size * processor.merge_size}
+    channels = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    options = {"resample": processor.resample, "factor": _side(processor)}
     scaled = processor.resize(channels[None, None], size=SizeDict(**dict(processor.size)), **options)[0, 0]
-    new_height, new_width = scaled.shape[-2:]
-    if new_height * new_width >= height * width or tokens(new_width, new_height) != tokens(width, height):
+    if tokens(scaled.shape[-1], scaled.shape[-2]) != tokens(width, height):
         return pixels
     return np.ascontiguousarray(scaled.permute(1, 2, 0).numpy())

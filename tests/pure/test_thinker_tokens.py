@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from services.common.errors import ContextTooLong, InvalidInput, RequestCancelled
+from services.families.qwen3_omni.tiny.processor import make_tokenizer
 from services.registry import families, family_of, read_config
 from services.talker.text import TextTokenizer
 from services.thinker import tokens
@@ -175,6 +176,15 @@ def test_a_long_text_is_tokenized_in_pieces_as_it_is_whole(checkpoints, monkeypa
         assert pieces.encode(text, "text", special=True) == tokenizer(text)["input_ids"]
 
 
+def test_a_text_is_not_cut_within_a_word(monkeypatch) -> None:
+    """A run of signs that looks as if one control token ended there and another one began."""
+    monkeypatch.setattr(tokens, "_PIECE", 4)
+    tokenizer = make_tokenizer(700, words=["><"])
+    assert len(tokenizer("><")["input_ids"]) == 1
+    text = "sea<>< " * 20 + "sea " * 5
+    assert PromptTokenizer(tokenizer).encode(text, "text", special=True) == tokenizer(text)["input_ids"]
+
+
 def test_a_text_is_read_no_further_than_the_context(checkpoints) -> None:
     template = ChatTemplate(checkpoints["demo"])
     read: list[bool] = []
@@ -204,8 +214,12 @@ def preprocessor(checkpoints):
 
 @pytest.mark.asyncio
 async def test_long_texts_delay_nobody_and_end_with_their_client(preprocessor) -> None:
-    long = Conversation([Message("user", ["the sea is quiet " * 1_000_000])])  # 17 MB, some seconds
+    preprocessor._engine.max_context_tokens = 10**9
+    long = Conversation([Message("user", ["the sea is quiet " * 1_000_000])])
+    part = Conversation([Message("user", ["the sea is quiet " * 5000])])
     begun = time.perf_counter()
+    await preprocessor.prepare(part)
+    part_s = time.perf_counter() - begun
     tasks = [asyncio.create_task(preprocessor.prepare(long)) for _ in range(3)]
     await asyncio.sleep(0.5)
     await preprocessor.prepare(Conversation([Message("user", ["hi"])]))
@@ -213,9 +227,9 @@ async def test_long_texts_delay_nobody_and_end_with_their_client(preprocessor) -
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    # the thread is free again, long before the first text could be read
-    await preprocessor.prepare(Conversation([Message("user", ["the sea is quiet " * 5000])]))
-    assert time.perf_counter() - begun < 3
+    begun = time.perf_counter()
+    await preprocessor.prepare(part)  # by the thread that read the long one, of 200 times its length
+    assert time.perf_counter() - begun < 20 * part_s + 0.5
 
 
 @pytest.mark.asyncio
