@@ -36,6 +36,7 @@ from gateway.dialects.realtime import connection as realtime
 from gateway.dialects.realtime import secrets
 from gateway.dialects.responses import conversations
 from gateway.dialects.responses import endpoint as responses
+from gateway.dialects.responses import socket as response_socket
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.vllm import adapters, generate, server, tokens
 from gateway.errors import ApiError
@@ -105,6 +106,7 @@ _ENDPOINTS = (
     secrets,
     realtime,
     responses,
+    response_socket,
     conversations,
     messages,
     profiling,

@@ -108,9 +108,13 @@ class GatewaySettings(TlsSettings):
         "between them: image_generation, ...; /v1/responses has them without this",
     )
     max_realtime_sessions: int = Field(
-        default=256, ge=0, description="realtime sessions at a time; each answer in one is a request beside"
+        default=256,
+        ge=0,
+        description="realtime sessions and WebSockets of Responses at a time; each answer in one is a request beside",
     )
-    realtime_session_s: float = Field(default=3600.0, gt=0, description="longest a realtime session may last")
+    realtime_session_s: float = Field(
+        default=3600.0, gt=0, description="longest a realtime session, or a WebSocket of Responses, may last"
+    )
     max_realtime_bytes: int = Field(
         default=128 * MIB, ge=1024, description="largest conversation of a session, sound and images included"
     )

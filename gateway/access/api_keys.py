@@ -101,10 +101,10 @@ def _check_unique(source: YamlSource, entries: list[ApiKeyEntry]) -> None:
 
 
 class ApiKey:
-    """A key and the use of its limits. `entry` is the file's current one."""
+    """A key and the use of its limits. `entry` is the file's current one; `is_gone`: the file has no more of it."""
 
     def __init__(self, entry: ApiKeyEntry, shared: SharedState | None = None) -> None:
-        self.entry, self.name = entry, entry.name
+        self.entry, self.name, self.is_gone = entry, entry.name, False
         self._shared = shared or SharedState()
         self._running_metric = metrics.KEY_RUNNING.labels(self.name)
 
@@ -113,8 +113,11 @@ class ApiKey:
         """Holds a slot of the key; `pop_all` takes it along for work that outlives the request.
 
         Raises:
-            ApiError: 429, a limit of the key is reached.
+            ApiError: 429, a limit of the key is reached; 401, an open connection has a key that is gone.
         """
+        if self.is_gone:
+            reason = "the API key of this connection is not known here any more; connect again with another one"
+            raise ApiError(401, reason, None, "invalid_api_key")
         with self._place(self._check_concurrency, self._check_rate) as place:
             metrics.KEY_REQUESTS.labels(self.name).inc()
             yield place
@@ -205,9 +208,12 @@ class ApiKeys:
                 log.info("API keys read again", keys=[key.name for key in self._keys])
 
     def _use(self, entries: list[ApiKeyEntry]) -> None:
-        before = {key.name: key for key in self._keys}
-        self._keys = [before.pop(entry.name, None) or ApiKey(entry, self._shared) for entry in entries]
-        for key, entry in zip(self._keys, entries, strict=True):
+        before = {(key.name, key.entry.sha256): key for key in self._keys}
+        known = [before.pop((entry.name, entry.sha256), None) or ApiKey(entry, self._shared) for entry in entries]
+        for key, entry in zip(known, entries, strict=True):
             key.entry = entry
-        for name in before:
-            metrics.forget_key(name)
+        for (name, _), key in before.items():
+            key.is_gone = True
+            if name not in {entry.name for entry in entries}:
+                metrics.forget_key(name)
+        self._keys = known

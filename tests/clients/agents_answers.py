@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from agents import Agent, ModelSettings, Runner, function_tool, set_tracing_disabled
+from agents import Agent, ModelSettings, Runner, function_tool, responses_websocket_session, set_tracing_disabled
 
 
 async def main() -> None:
@@ -29,6 +29,13 @@ async def main() -> None:
     async for _ in streamed.stream_events():
         pass
     report["texts"].append(streamed.final_output)
+    async with responses_websocket_session() as session:
+        for store in (True, False):
+            agent.model_settings.store = store
+            over_socket = session.run_streamed(agent, "Light, please.", auto_previous_response_id=True)
+            async for _ in over_socket.stream_events():
+                pass
+            report["texts"].append(over_socket.final_output)
     print(json.dumps(report))
 
 

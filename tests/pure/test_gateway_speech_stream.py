@@ -158,7 +158,7 @@ async def test_errors_of_a_stage(gateway, error, kind):
     async with session(gateway, CONFIG, text("Good ")) as socket:
         *_, last = (await received(socket))[0]
     assert last["error"]["type"] == kind
-    assert socket.close_code == (1008 if kind == "rate_limit_error" else 1011)
+    assert socket.close_code == (1013 if kind == "rate_limit_error" else 1011)
 
 
 async def test_who_says_nothing_does_not_keep_a_place():

@@ -1,6 +1,7 @@
 """A gateway of several processes is one gateway: limits, what it remembers, its metrics, its end."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -105,6 +106,22 @@ async def test_several_processes_are_one_gateway(gateway: Gateway):
     found = await gateway.everywhere("GET", f"/v1/responses/{made['id']}")
     assert {answer.json()["id"] for answer in found} == {made["id"]}
 
+    turns = gateway.url.replace("http", "ws", 1) + "/v1/responses"
+    bearer = {"authorization": f"Bearer {BOB}"}
+    for _ in range(TRIES // 4):
+        async with connect(turns, additional_headers=bearer) as socket:
+            create = {
+                "type": "response.create",
+                "model": "scripted",
+                "previous_response_id": made["id"],
+                "input": "Go on",
+            }
+            await socket.send(json.dumps(create))
+            while (event := json.loads(await socket.recv()))["type"] != "response.completed":
+                assert event["type"].startswith("response."), event
+    with pytest.raises(InvalidStatus):
+        await connect(turns, additional_headers={"authorization": "Bearer x"})
+
     secret = (await gateway.ask("POST", "/v1/realtime/client_secrets", json={})).json()["value"]
     address = gateway.url.replace("http", "ws", 1) + "/v1/realtime"
     for _ in range(TRIES // 4):
@@ -139,6 +156,20 @@ async def test_several_processes_are_one_gateway(gateway: Gateway):
     for _ in range(TRIES // 4):
         async with gateway.held("/v1/responses", {"model": "scripted", "input": "Hello"}) as (_, thinker):
             ended = len(thinker.ended)
+        async with asyncio.timeout(60):
+            while len(thinker.ended) == ended:
+                await asyncio.sleep(0.005)
+        assert thinker.ended[-1] == "cancelled"
+
+    for _ in range(TRIES // 4):
+        thinker = gateway.stages.scripts["thinker"]
+        thinker.hold = True
+        thinker.holding.clear()
+        ended = len(thinker.ended)
+        async with connect(turns, additional_headers=bearer) as socket:
+            await socket.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Hello"}))
+            await thinker.holding.wait()
+            thinker.hold = False
         async with asyncio.timeout(60):
             while len(thinker.ended) == ended:
                 await asyncio.sleep(0.005)

@@ -7,17 +7,17 @@ utterance: the speech waits for late text."""
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
 
-from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, WebSocket
 from pydantic import BaseModel, Field
-from starlette.status import WS_1000_NORMAL_CLOSURE, WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
-from starlette.websockets import WebSocketState
+from starlette.status import WS_1000_NORMAL_CLOSURE
 
 from gateway.answers.gateway import Gateway
 from gateway.dialects.openai.speech import MEDIA_TYPES, SpeechRun, SpeechSettings, nothing_to_say
-from gateway.errors import ApiError, invalid
+from gateway.errors import invalid
 from gateway.http.connection import LAST_WORD_S, ClientGone, admitted
 from gateway.http.csrf import check_socket
 from gateway.http.forms import in_time, parsed
+from gateway.http.sockets import receive_text, serve
 from gateway.pipeline.typed_text import TypedText
 from gateway.tasks import first, limited
 from gateway.validation import Strict
@@ -51,27 +51,16 @@ _MESSAGES = {"session.config": SessionConfig, "input.text": InputTextMessage, "i
 @router.websocket("/v1/audio/speech/stream")
 async def speak_as_typed(socket: WebSocket) -> None:
     """Speaks a text while it is written."""
-    await socket.accept()
     limit_s = socket.app.state.gateway.settings.request_timeout_s + LAST_WORD_S
-    try:
-        async with limited(limit_s, ClientGone()):  # the client does not read
-            code = await _serve(socket)
-            if socket.client_state is WebSocketState.CONNECTED:
-                await socket.close(code)
-    except WebSocketDisconnect:
-        raise ClientGone from None
+    async with limited(limit_s, ClientGone()):  # the client does not read
+        await serve(socket, _serve, lambda error: {"type": "error", **error.body()})
 
 
 async def _serve(socket: WebSocket) -> int:
-    """The code to close with. Raises WebSocketDisconnect."""
-    try:
-        check_socket(socket)
-        async with asynccontextmanager(admitted)(socket) as gateway:
-            await _Session(gateway, socket).run()
-    except ApiError as error:
-        socket.state.log.update(error.log)
-        await socket.send_json({"type": "error", **error.body()})
-        return WS_1008_POLICY_VIOLATION if error.status < 500 else WS_1011_INTERNAL_ERROR
+    """The code to close with. Raises ApiError; WebSocketDisconnect."""
+    check_socket(socket)
+    async with asynccontextmanager(admitted)(socket) as gateway:
+        await _Session(gateway, socket).run()
     return WS_1000_NORMAL_CLOSURE
 
 
@@ -117,10 +106,7 @@ class _Session:
 
     async def _message(self) -> Any:
         """Raises ApiError: 400 naming the member at fault; WebSocketDisconnect."""
-        message = await self._socket.receive()
-        if message["type"] == "websocket.disconnect":
-            raise WebSocketDisconnect(message.get("code", WS_1000_NORMAL_CLOSURE))
-        if message.get("text") is None:
+        if (text := await receive_text(self._socket)) is None:
             raise invalid("type", "messages of a client are JSON texts")
-        kind = (await parsed(_Message, message["text"])).type
-        return await parsed(_MESSAGES[kind], message["text"])
+        kind = (await parsed(_Message, text)).type
+        return await parsed(_MESSAGES[kind], text)

@@ -2,17 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import structlog
-from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from fastapi import APIRouter, WebSocket
 from starlette import status
-from starlette.websockets import WebSocketState
 
-from gateway import metrics
-from gateway.access.client_secrets import AZURE_PATH, PATH, subprotocol_of
+from gateway.access.client_secrets import AZURE_PATH, PATH
 from gateway.answers.gateway import Gateway
 from gateway.dialects.realtime import events
 from gateway.dialects.realtime.events import RealtimeError
@@ -24,6 +20,7 @@ from gateway.dialects.realtime.vllm_dialect import VllmDialect
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.connection import ClientGone, key_of
 from gateway.http.csrf import check_socket
+from gateway.http.sockets import counted_session, receive_text, serve
 from gateway.tasks import cancel
 
 log = structlog.get_logger()
@@ -34,30 +31,20 @@ router = APIRouter(tags=["realtime"])
 @router.websocket(AZURE_PATH)
 async def realtime(socket: WebSocket) -> None:
     """Serves a session until the client leaves, the gateway drains, or the session expires."""
-    await socket.accept(subprotocol_of(socket))
     try:
-        code = await _serve(socket)
-        if socket.client_state is WebSocketState.CONNECTED:
-            await socket.close(code)
-    except (WebSocketDisconnect, SlowReader):
+        await serve(socket, _serve, events.error_event)
+    except SlowReader:
         raise ClientGone from None
 
 
 async def _serve(socket: WebSocket) -> int:
-    """Returns the close code. Raises WebSocketDisconnect: the client left; SlowReader: it reads nothing."""
+    """Returns the close code. Raises ApiError; WebSocketDisconnect: the client left; SlowReader: it reads nothing."""
     gateway: Gateway = socket.app.state.gateway
-    try:
-        if key_of(socket) is None:  # pages of other sites cannot send a key
-            check_socket(socket)
-        session = _session(gateway, socket)
-        with _counted_session(gateway):
-            return await _Connection(gateway, socket, session).run()
-    except ApiError as error:
-        socket.state.log.update(error.log)
-        await socket.send_json(events.error_event(error))
-        if error.status in (429, 503):
-            return status.WS_1013_TRY_AGAIN_LATER
-        return status.WS_1011_INTERNAL_ERROR if error.status == 500 else status.WS_1008_POLICY_VIOLATION
+    if key_of(socket) is None:  # pages of other sites cannot send a key
+        check_socket(socket)
+    session = _session(gateway, socket)
+    with counted_session(gateway):
+        return await _Connection(gateway, socket, session).run()
 
 
 def _session(gateway: Gateway, socket: WebSocket) -> Session:
@@ -71,21 +58,6 @@ def _session(gateway: Gateway, socket: WebSocket) -> Session:
     if query.get("intent") == "transcription":
         patch |= {"type": "transcription"}
     return session.updated(patch) if patch else session
-
-
-@contextmanager
-def _counted_session(gateway: Gateway) -> Iterator[None]:
-    """Raises ApiError: there are too many sessions."""
-    most = gateway.settings.max_realtime_sessions
-    if gateway.realtime_sessions >= most:
-        reason = f"this server has {most} realtime sessions, its most; try again later"
-        raise ApiError(429, reason, None, "session_limit", "rate_limit_error")
-    gateway.realtime_sessions += 1
-    try:
-        with metrics.REALTIME_SESSIONS.track_inprogress():
-            yield
-    finally:
-        gateway.realtime_sessions -= 1
 
 
 class _Connection:
@@ -118,11 +90,9 @@ class _Connection:
         """Handles the client's events. Never returns. Raises WebSocketDisconnect."""
         self._handler.send("session.created", session=self._handler.session.public())
         while True:
-            message = await self._socket.receive()
-            if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect(message.get("code", status.WS_1001_GOING_AWAY))
+            text = await receive_text(self._socket)
             await self._outbox.room.wait()  # a client that does not read is not answered
-            await self._handle(message.get("text"))
+            await self._handle(text)
 
     async def _handle(self, text: str | None) -> None:
         event = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
@@ -39,7 +40,8 @@ async def create_response(http: Request, gateway: Annotated[Gateway, Depends(adm
     """Answers items with items: text, reasoning, function calls, images."""
     request = await read_json(http, ResponseRequest)
     responses = responses_of(http)
-    run = await responses.ask(request, http.state.request_id, key_of(http), http.state.log)
+    name = None if request.background else http.state.request_id
+    run = await responses.ask(request, name, key_of(http), http.state.log)
     if request.background:
         return await _in_background(http, gateway, responses, run)
     if request.stream:
@@ -125,5 +127,5 @@ async def list_input_items(http: Request, response_id: str) -> dict[str, Any]:
     return listed(await responses.store.items(response_id), shown)
 
 
-def responses_of(http: Request) -> Responses:
+def responses_of(http: HTTPConnection) -> Responses:
     return http.app.state.responses

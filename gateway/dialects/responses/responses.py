@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, suppress
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -98,9 +99,18 @@ class Responses:
         await self.store.close()
 
     async def ask(
-        self, request: ResponseRequest, request_id: str, key: ApiKey | None, log_fields: dict[str, Any]
+        self,
+        request: ResponseRequest,
+        request_id: str | None,
+        key: ApiKey | None,
+        log_fields: dict[str, Any],
+        held: Mapping[str, Sequence[Item]] = MappingProxyType({}),
     ) -> ResponseRun:
         """The response to `request`, not begun.
+
+        Args:
+            request_id: names it in every stage; None: its own id does.
+            held: by response, the items of turns that are not stored.
 
         Raises:
             ApiError: 400 naming what is at fault; 404, there is no such earlier response or conversation.
@@ -112,12 +122,11 @@ class Responses:
             tool.check(self.gateway, place)
         items = read_items(request.input)
         items = [await self._referred(item, f"input[{i}]", owner) for i, item in enumerate(items)]
-        earlier = await self._earlier(request, owner)
+        earlier = await self._earlier(request, owner, held)
         if not earlier and not items:
             raise invalid("input", "required, but missing", "missing_required_parameter")
         response_id = new_id("resp")
-        name = response_id if request.background else request_id
-        sampling = _sampling(self.gateway, request)
+        name, sampling = request_id or response_id, _sampling(self.gateway, request)
         spec = ResponseSpec(request, tools, earlier, items, sampling, response_id, name, key, log_fields)
         log_fields |= {"response_id": response_id, "stream": bool(request.stream)}
         return ResponseRun(self.gateway, spec, self._keep)
@@ -145,13 +154,17 @@ class Responses:
             raise _missing(f"{field}.id", "item", item["id"])
         return found
 
-    async def _earlier(self, request: ResponseRequest, owner: str | None) -> list[tuple[str, Item]]:
+    async def _earlier(
+        self, request: ResponseRequest, owner: str | None, held: Mapping[str, Sequence[Item]]
+    ) -> list[tuple[str, Item]]:
         if request.conversation is not None:
             thread = await self.thread("conversation", request.conversation.id, owner, "conversation")
             return [("conversation", item) for item in await self.store.items(thread.id)]
         if request.previous_response_id is None:
             return []
         param, previous = "previous_response_id", request.previous_response_id
+        if previous in held:
+            return [(param, item) for item in held[previous]]
         try:
             body = await self.get(previous, owner, param)
         except ApiError as error:
@@ -189,7 +202,7 @@ class Responses:
         spec = run.spec
         if not spec.request.is_stored and spec.request.conversation is None:
             return
-        body, output = run.public() | {"output": []}, list(map(_without_sound, run.output))
+        body, output = run.public() | {"output": []}, list(map(without_sound, run.output))
         thread = Thread(spec.id, spec.created_at, spec.request.previous_response_id, body)
         is_done = run.status in ("completed", "incomplete")
         conversation = spec.request.conversation.id if spec.request.conversation and is_done else None
@@ -256,7 +269,8 @@ class Responses:
                     await self.store.touch(name)
 
 
-def _without_sound(item: Item) -> Item:
+def without_sound(item: Item) -> Item:
+    """An item as it is kept."""
     if item["type"] != "message":
         return item
     parts = [{name: value for name, value in part.items() if name != "data"} for part in item["content"]]

@@ -28,6 +28,7 @@ class ResponseRun:
     """Makes one response. `keep` is called when it has ended, before the last event; it may raise ApiError.
 
     Attributes:
+        generates: whether the thinker writes; else its prompt is only checked.
         error: what it failed with, if it has.
     """
 
@@ -41,6 +42,7 @@ class ResponseRun:
         rules = Rules(request.max_tool_calls or MAX_CALLS, bool(request.stream), spec.key)
         tools = {name: tool for name, (tool, _) in spec.tools.hosted.items()}
         self._turns = Turns(gateway, ResponseDialog(gateway, spec, self._outputs), tools, rules, self._meter)
+        self.generates = True
         self.error: ApiError | None = None
         self._sequence, self._is_told = 0, False
 
@@ -98,12 +100,12 @@ class ResponseRun:
 
     async def _end(self) -> None:
         """Raises ApiError: it cannot be kept."""
-        self.status = "incomplete" if self._turns.turns[-1].is_cut_short else "completed"
-        answers = [turn.answer for turn in self._turn_outputs]
-        tokens = usage_of(answers)
-        details = tokens["output_tokens_details"]
-        self._meter.count(tokens["input_tokens"], details["text_tokens"], details["audio_tokens"])
-        self._meter.count_speech(answers)
+        self.status = "incomplete" if any(turn.is_cut_short for turn in self._turns.turns[-1:]) else "completed"
+        if answers := [turn.answer for turn in self._turn_outputs]:
+            tokens = usage_of(answers)
+            details = tokens["output_tokens_details"]
+            self._meter.count(tokens["input_tokens"], details["text_tokens"], details["audio_tokens"])
+            self._meter.count_speech(answers)
         await self._keep(self)
 
     def _numbered(self, event: ResponseEvent) -> ResponseEvent:
@@ -122,6 +124,11 @@ class ResponseRun:
     async def _made(self) -> AsyncGenerator[ResponseEvent, None]:
         """The events of turns and tools. Raises ApiError."""
         request = self.spec.request
+        if not self.generates:
+            await self._turns.count()
+            for each in self._created():
+                yield each
+            return
         audio_format = (request.audio and request.audio.format) or ("pcm16" if request.stream else "wav")
         turn = self._next_turn()
         hosted: HostedOutput | None = None

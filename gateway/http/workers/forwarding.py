@@ -14,6 +14,7 @@ from gateway.errors import ApiError
 from gateway.http.connection import ClientGone, while_connected
 from gateway.http.json_writer import error_response
 from gateway.http.workers import merge as merging
+from gateway.http.workers.relay import relay
 from gateway.http.workers.worker import Worker
 
 # Only the first process has jobs, stored and background responses, profiles and adapters.
@@ -47,16 +48,23 @@ class WorkerRouter:
         self._clients: dict[int, httpx.AsyncClient] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["client"] is None:  # a sibling's request, by this process's own socket
+        if scope["type"] == "lifespan" or scope["client"] is None:  # a sibling's request, by this process's own socket
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
+        path, is_kept = scope["path"], not self._worker.is_first and scope["path"].startswith(_KEPT_BY_FIRST)
+        if scope["type"] == "websocket":
+            if is_kept:
+                headers = _passed_on(scope["headers"])
+                await relay(self._worker.socket_of(_FIRST), _target(scope), headers, scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+            return
         merge = next((each for begin, each in _TOGETHER.items() if path.startswith(begin)), None)
         if merge is not None:
             answers = await self._ask_all(scope)
             response = merge(answers) if answers else error_response(_unreachable())
             await response(scope, receive, send)
-        elif not self._worker.is_first and path.startswith(_KEPT_BY_FIRST):
+        elif is_kept:
             client = _Client(scope, receive)
             with suppress(ClientGone, ClientDisconnect):
                 await while_connected(client.receive_after_body, self._forward(scope, client, send))

@@ -1,0 +1,67 @@
+"""WebSockets: their beginning, their end and their number."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette import status
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from gateway import metrics
+from gateway.access.client_secrets import subprotocol_of
+from gateway.errors import ApiError
+from gateway.http.connection import ClientGone
+
+
+async def serve(
+    socket: WebSocket, work: Callable[[WebSocket], Awaitable[int]], error_event: Callable[[ApiError], dict[str, Any]]
+) -> None:
+    """Accepts a connection and closes it with the code that `work` returns.
+
+    Args:
+        error_event: the event for an ApiError of `work`, which ends the connection.
+
+    Raises:
+        ClientGone: the client left first.
+    """
+    await socket.accept(subprotocol_of(socket))
+    try:
+        try:
+            code = await work(socket)
+        except ApiError as error:
+            socket.state.log.update(error.log)
+            await socket.send_json(error_event(error))
+            code = _close_code(error)
+        if socket.client_state is WebSocketState.CONNECTED:
+            await socket.close(code)
+    except WebSocketDisconnect:
+        raise ClientGone from None
+
+
+def _close_code(error: ApiError) -> int:
+    if error.status in (429, 503):
+        return status.WS_1013_TRY_AGAIN_LATER
+    return status.WS_1011_INTERNAL_ERROR if error.status >= 500 else status.WS_1008_POLICY_VIOLATION
+
+
+async def receive_text(socket: WebSocket) -> str | None:
+    """The next message; None: it is no text. Raises WebSocketDisconnect."""
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", status.WS_1001_GOING_AWAY))
+    return message.get("text")
+
+
+@contextmanager
+def counted_session(gateway: Any) -> Iterator[None]:
+    """Counts a connection that may stay open for long. Raises ApiError: there are too many."""
+    most = gateway.settings.max_realtime_sessions
+    if gateway.realtime_sessions >= most:
+        reason = f"this server has {most} realtime sessions, its most; try again later"
+        raise ApiError(429, reason, None, "session_limit", "rate_limit_error")
+    gateway.realtime_sessions += 1
+    try:
+        with metrics.REALTIME_SESSIONS.track_inprogress():
+            yield
+    finally:
+        gateway.realtime_sessions -= 1
