@@ -150,11 +150,16 @@ ResponseFormat = Annotated[
 ]
 
 
+_MAX_BIASES = 1024  # each answer has a copy
+
+
 class WriterSampling(ThinkerSampling, TextMembers):
     """How text is written, wherever it is asked for."""
 
     stop: StopStrings | None = None
-    logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, max_length=_MAX_BIASES
+    )
     response_format: ResponseFormat | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="lower goes first")
 

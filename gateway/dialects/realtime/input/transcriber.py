@@ -39,7 +39,7 @@ async def transcribe(
     try:
         # as of any request, the key's rate is counted last: what the gateway refuses does not use it up
         with in_own_terms(), gateway.admission.admit(), nullcontext() if key is None else key.request():
-            work = TranscriptionRun(gateway, request, sound, fields["request_id"], fields)
+            work = TranscriptionRun(gateway, request, sound, fields["request_id"], fields, key)
             async with aclosing(work.deltas()) as deltas:
                 async for delta in deltas:
                     send_delta(delta)
