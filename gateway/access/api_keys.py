@@ -144,6 +144,11 @@ class ApiKey:
         except _NoneIsFree:
             return None
 
+    def count(self) -> None:
+        """Counts a request that takes no place. Raises ApiError: 429, it is one too many a minute."""
+        with self._shared.change() as database:
+            self._check_rate(database)
+
     @contextmanager
     def at_once(self, more: int, field: str) -> Iterator[None]:
         """Holds `more` places for an admitted request's work that is not divided.

@@ -42,6 +42,12 @@ async def admitted(http: HTTPConnection) -> AsyncIterator[Any]:
         raise from_error("gateway", error) from None
 
 
+def counted(http: HTTPConnection) -> None:
+    """Counts a request that ends others for its key's rate: it needs no place, since the others may have all."""
+    if (key := key_of(http)) is not None:
+        key.count()
+
+
 def key_of(http: HTTPConnection) -> ApiKey | None:
     """None: the gateway has no keys."""
     return getattr(http.state, "key", None)

@@ -250,8 +250,6 @@ LENIENT = {
     "/tokenize": ANSWERS,
     "/v1/responses": {".text", ".reasoning", ".stream_options", ".conversation"},
     "/v1/responses/input_tokens": {".text", ".reasoning", ".stream_options", ".conversation"},
-    "/v1/messages": {".messages[].content[]", ".tools[]"},  # of many types, most of them Anthropic's own
-    "/v1/messages/count_tokens": {".messages[].content[]", ".tools[]"},
 }
 
 

@@ -19,7 +19,7 @@ from tests.support.samples.media import wav
 from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-ONE_A_MINUTE, ONE_AT_A_TIME, LISTENS, FREE = new_key(), new_key(), new_key(), new_key()
+FOUR_A_MINUTE, ONE_AT_A_TIME, LISTENS, TALKS, ABORTS, FREE = [new_key() for _ in range(6)]
 PROMPTS: dict[str, Any] = {"model": "scripted", "prompt": ["a", "b", "c"], "n": 2}
 IDS: dict[str, Any] = {"token_ids": [5, 6], "sampling_params": {"n": 3}}
 
@@ -28,9 +28,11 @@ IDS: dict[str, Any] = {"token_ids": [5, 6], "sampling_params": {"n": 3}}
 async def with_keys(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Running]:
     file = write(
         tmp_path_factory.mktemp("keys") / "keys.yaml",
-        entry("bob", ONE_A_MINUTE, requests_per_minute=4),
+        entry("bob", FOUR_A_MINUTE, requests_per_minute=4),
         entry("dave", ONE_AT_A_TIME, max_concurrent_requests=1),
         entry("erin", LISTENS, requests_per_minute=4),
+        entry("frank", TALKS, requests_per_minute=4),
+        entry("grace", ABORTS, requests_per_minute=4),
         entry("carol", FREE),
     )
     async with running(api_keys_file=file, max_running_requests=8) as gateway:
@@ -91,17 +93,17 @@ async def test_further_answers_leave_half_of_the_gateway_to_others(gateway: Runn
 
 
 async def test_answers_count_for_the_rate(gateway: Running) -> None:
-    refused = await post(gateway, "/v1/completions", PROMPTS, ONE_A_MINUTE)
+    refused = await post(gateway, "/v1/completions", PROMPTS, FOUR_A_MINUTE)
     assert refused.status_code == 400
     error = refused.json()["error"]
     assert (error["param"], error["code"]) == ("n", "rate_limit_exceeded")
     assert error["message"].startswith("n: 6 answers are too many for the API key 'bob', which may have 4 a minute")
-    assert (await post(gateway, "/v1/chat/completions", ASK | {"n": 3}, ONE_A_MINUTE)).status_code == 200
-    refused = await post(gateway, "/v1/chat/completions", ASK | {"n": 2}, ONE_A_MINUTE)
+    assert (await post(gateway, "/v1/chat/completions", ASK | {"n": 3}, FOUR_A_MINUTE)).status_code == 200
+    refused = await post(gateway, "/v1/chat/completions", ASK | {"n": 2}, FOUR_A_MINUTE)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert 1 <= int(refused.headers["retry-after"]) <= 60
-    assert (await post(gateway, "/v1/chat/completions", ASK, ONE_A_MINUTE)).status_code == 200  # the refused took none
-    assert (await post(gateway, "/v1/chat/completions", ASK, ONE_A_MINUTE)).status_code == 429
+    assert (await post(gateway, "/v1/chat/completions", ASK, FOUR_A_MINUTE)).status_code == 200  # the refused took none
+    assert (await post(gateway, "/v1/chat/completions", ASK, FOUR_A_MINUTE)).status_code == 429
 
 
 async def test_a_long_sound_counts_for_the_rate(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +114,53 @@ async def test_a_long_sound_counts_for_the_rate(gateway: Running, monkeypatch: p
     assert (await gateway.http.post("/v1/audio/transcriptions", **form)).status_code == 200
     assert (await post(gateway, "/v1/chat/completions", ASK, LISTENS)).status_code == 200
     assert (await post(gateway, "/v1/chat/completions", ASK, LISTENS)).status_code == 429
+
+
+async def test_conversations_take_a_place_and_of_the_rate(gateway: Running) -> None:
+    item = {"items": [{"role": "user", "content": "hi"}]}
+    made = await post(gateway, "/v1/conversations", {}, TALKS)
+    path = f"/v1/conversations/{made.json()['id']}"
+    changes: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/conversations", {}),
+        (path, {"metadata": {"a": "b"}}),
+        (f"{path}/items", item),
+    ]
+    assert [(await post(gateway, *change, key=TALKS)).status_code for change in changes] == [200, 200, 200]
+    assert (await gateway.http.get(f"{path}/items", headers=bearer(TALKS))).status_code == 200  # counts for nothing
+    assert [(await post(gateway, *change, key=TALKS)).status_code for change in changes] == [429, 429, 429]
+    assert (await gateway.http.delete(path, headers=bearer(TALKS))).status_code == 200
+
+    thinker, made = gateway.scripts["thinker"], await post(gateway, "/v1/conversations", {}, ONE_AT_A_TIME)
+    thinker.hold = True
+    chatting = asyncio.create_task(post(gateway, "/v1/chat/completions", ASK, ONE_AT_A_TIME))
+    await thinker.holding.wait()
+    path = f"/v1/conversations/{made.json()['id']}"
+    for place, change in [("/v1/conversations", {}), (path, {"metadata": {"a": "b"}}), (f"{path}/items", item)]:
+        refused = await post(gateway, place, change, ONE_AT_A_TIME)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    thinker.go_on()
+    assert (await chatting).status_code == 200
+
+
+async def test_what_ends_requests_counts_for_the_rate_and_needs_no_place(gateway: Running) -> None:
+    abort, thinker = {"request_ids": ["mine"]}, gateway.scripts["thinker"]
+    thinker.hold = True
+    mine = IDS | {"request_id": "mine", "sampling_params": {}}
+    asking = asyncio.create_task(post(gateway, "/inference/v1/generate", mine, ONE_AT_A_TIME))
+    await thinker.holding.wait()
+    assert (await post(gateway, "/inference/v1/abort_requests", abort, ONE_AT_A_TIME)).status_code == 200
+    assert (await asking).json()["choices"][0]["finish_reason"] == "abort"
+    aborts = [await post(gateway, "/inference/v1/abort_requests", abort, ABORTS) for _ in range(5)]
+    assert [each.status_code for each in aborts] == [200] * 4 + [429]
+
+
+async def test_an_item_has_no_more_than_a_mebibyte_of_text(gateway: Running) -> None:
+    picture = {"type": "input_image", "image_url": f"data:image/png;base64,{'A' * 2**20}"}
+    for content, status in (([picture], 200), ("x" * 2**20, 400)):
+        item = {"items": [{"role": "user", "content": content}]}
+        answer = await post(gateway, "/v1/conversations", item, FREE)
+        assert answer.status_code == status, answer.text[:200]
+    assert answer.json()["error"]["param"] == "items[0]"
 
 
 def key_with(**limits: Any) -> ApiKey:
@@ -143,16 +192,16 @@ async def test_minutes_of_sound_count_for_the_minutes_that_follow(
 async def test_drawings_count_as_requests(tmp_path: Path) -> None:
     file = write(
         tmp_path / "keys.yaml",
-        entry("bob", ONE_A_MINUTE, requests_per_minute=2),
+        entry("bob", FOUR_A_MINUTE, requests_per_minute=2),
         entry("dave", ONE_AT_A_TIME, max_concurrent_requests=2),
     )
     async with running(DIT_PIPELINE, api_keys_file=file) as gateway:
-        for key, most in ((ONE_A_MINUTE, "2 a minute"), (ONE_AT_A_TIME, "2 at a time")):
+        for key, most in ((FOUR_A_MINUTE, "2 a minute"), (ONE_AT_A_TIME, "2 at a time")):
             refused = await post(gateway, "/v1/images/generations", DRAW | {"n": 3}, key)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
             assert most in refused.json()["error"]["message"]
-        assert (await post(gateway, "/v1/images/generations", DRAW | {"n": 2}, ONE_A_MINUTE)).status_code == 200
-        assert (await post(gateway, "/v1/images/generations", DRAW, ONE_A_MINUTE)).status_code == 429
+        assert (await post(gateway, "/v1/images/generations", DRAW | {"n": 2}, FOUR_A_MINUTE)).status_code == 200
+        assert (await post(gateway, "/v1/images/generations", DRAW, FOUR_A_MINUTE)).status_code == 429
 
         gateway.scripts["dit"].hold = True
         drawing = asyncio.create_task(post(gateway, "/v1/images/generations", DRAW | {"n": 2}, ONE_AT_A_TIME))
