@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from services.common.errors import Unavailable
 from services.common.rpc.call import Admission
 

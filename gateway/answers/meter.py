@@ -9,7 +9,7 @@ from typing import Any, Self
 from prometheus_client import Histogram
 
 from gateway import metrics
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.answer import Answer, usage
 from gateway.errors import ApiError
 from gateway.media.encode import BYTES_PER_SAMPLE

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import metrics
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.errors import ApiError, from_error
 from gateway.http.json_writer import refuse, to_json
 from gateway.tasks import cancel, first, limited

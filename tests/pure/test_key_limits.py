@@ -10,8 +10,9 @@ import pytest
 import pytest_asyncio
 
 from cli.plan import DIT_PIPELINE
-from gateway.access import api_keys
-from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest, new_key
+from gateway.access import api_key
+from gateway.access.api_key import ApiKey, ApiKeyEntry
+from gateway.access.api_keys import digest, new_key
 from gateway.errors import ApiError
 from tests.pure.test_api_keys import ASK, bearer, counted, entry, write
 from tests.support.clients.pictures import ASK as DRAW
@@ -108,7 +109,7 @@ async def test_answers_count_for_the_rate(gateway: Running) -> None:
 
 async def test_a_long_sound_counts_for_the_rate(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is answered; what it is beyond the minute delays what follows."""
-    monkeypatch.setattr(api_keys, "SOUND_S", 1.0)  # a minute of sound is listened to for seconds
+    monkeypatch.setattr(api_key, "SOUND_S", 1.0)  # a minute of sound is listened to for seconds
     files = {"file": ("tone.wav", wav(2.5))}
     form = {"files": files, "headers": bearer(LISTENS)}
     assert (await gateway.http.post("/v1/audio/transcriptions", **form)).status_code == 200

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from gateway import metrics
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import Segment

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from gateway import metrics
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.answer import Answer
 from gateway.answers.answer import usage as chat_usage
 from gateway.answers.gateway import Gateway
