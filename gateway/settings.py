@@ -155,6 +155,9 @@ class GatewaySettings(TlsSettings):
     realtime_session_s: float = Field(
         default=3600.0, gt=0, description="longest a realtime session, or a WebSocket of Responses, may last"
     )
+    realtime_idle_s: float = Field(
+        default=600.0, gt=0, description="longest a realtime session may last in which nothing comes from the client"
+    )
     max_realtime_bytes: int = Field(
         default=128 * MIB, ge=1024, description="largest conversation of a session, sound and images included"
     )

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -93,37 +93,39 @@ class Store:
 
         await self.run(write)
 
-    async def delete(self, statement: str, values: Any) -> None:
-        """Deletes rows, on a full disk, too; nothing of them stays in a log."""
+    async def delete(self, statement: str, values: Any, *more: tuple[str, Any]) -> None:
+        """Deletes rows, on a full disk, too; nothing of them stays in a log. `more` follows in the transaction."""
+        statements = ((statement, values), *more)
 
         def delete() -> None:
             try:
-                self._delete(statement, values)
+                self._delete(statements)
             except sqlite3.OperationalError as error:
                 if self._directory is None:
                     raise
                 log.warning("deleting with the reserved room", store=self.name, error=str(error))
                 self._reserve().unlink(missing_ok=True)
-                self._delete_without_room(statement, values)
+                self._delete_without_room(statements)
             if self._directory is not None:
                 self._keep_reserve()
 
         await self.run(delete)
 
-    def _delete(self, statement: str, values: Any) -> None:
+    def _delete(self, statements: Sequence[tuple[str, Any]]) -> None:
         with self.database:
-            self.database.execute(statement, values)
+            for statement, values in statements:
+                self.database.execute(statement, values)
         self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def _delete_without_room(self, statement: str, values: Any) -> None:
+    def _delete_without_room(self, statements: Sequence[tuple[str, Any]]) -> None:
         """Overwrites what it deletes if that fits, too."""
         self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         try:
-            self._delete(statement, values)
+            self._delete(statements)
         except sqlite3.OperationalError:
             self.database.execute("PRAGMA secure_delete = OFF")
             try:
-                self._delete(statement, values)
+                self._delete(statements)
             finally:
                 self.database.execute("PRAGMA secure_delete = ON")
 

@@ -1,5 +1,6 @@
 """Middleware: request ids, log lines, API keys, size limits."""
 
+import asyncio
 import re
 import time
 import uuid
@@ -16,7 +17,8 @@ from starlette.status import WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
-from gateway.access.api_keys import ApiKey, ApiKeys, key_in
+from gateway.access.api_key import ApiKey, key_gone
+from gateway.access.api_keys import ApiKeys, key_in
 from gateway.access.client_secrets import PREFIX, ClientSecrets, opens, presented_key
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
@@ -41,6 +43,10 @@ _LEAST_BYTES_PER_S = 1024  # of a body
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 
 log = structlog.get_logger()
+
+
+class KeyGone(Exception):
+    """The API key of a request was removed."""
 
 
 class _OpenRequest:
@@ -86,6 +92,14 @@ class _OpenRequest:
             await self.send({"type": "websocket.close", "code": WS_1011_INTERNAL_ERROR})
         elif self.status == 0:
             await error_response(error, self._scope["state"])(self._scope, receive, self.send)
+
+    async def end_with_key(self, receive: Receive) -> None:
+        """Tells the client, if no response has begun; the server cuts off one that has."""
+        self.fields["code"] = "invalid_api_key"
+        if self._scope["type"] == "websocket":
+            await self.send({"type": "websocket.close", "code": WS_1008_POLICY_VIOLATION})
+        elif self.status == 0:
+            await error_response(key_gone(), self._scope["state"])(self._scope, receive, self.send)
 
     def end(self) -> None:
         duration_ms = round((time.monotonic() - self._started) * 1000, 1)
@@ -138,6 +152,8 @@ class RequestContext:
             await self._app(scope, receive, request.send)
         except (ClientGone, ClientDisconnect):
             request.status = CLIENT_CLOSED_REQUEST
+        except KeyGone:
+            await request.end_with_key(receive)
         except Exception:
             await request.fail(receive)
         finally:
@@ -232,7 +248,7 @@ class RequireKey:
             state = scope.setdefault("state", {})
             state["key"] = key
             state.setdefault("log", {})["key"] = key.name
-            await self._app(scope, receive, send)
+            await self._until_gone(key, scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": WS_1008_POLICY_VIOLATION})
         elif not presented and scope["method"] == "GET" and scope["path"] in _OPEN_TO_READ:
@@ -245,6 +261,20 @@ class RequireKey:
             headers = "`Authorization: Bearer KEY` or `x-api-key: KEY`"
             message = f"{reason}; send {headers} with one that this server's operator gave out"
             await refuse(ApiError(401, message, None, "invalid_api_key"), scope, receive, send)
+
+    async def _until_gone(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves the request. Raises KeyGone: the key was removed meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None
+        key.tasks.add(task)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not key.is_gone or task.uncancel():
+                raise
+            raise KeyGone from None
+        finally:
+            key.tasks.discard(task)
 
     def _key(self, presented: str, scope: Scope) -> ApiKey | None:
         key = self._keys.find(presented)

@@ -17,7 +17,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import Pending, attach_media, media_file
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
-from gateway.http.connection import DONE, admitted, drain, owner_of, respond, sse
+from gateway.http.connection import DONE, admitted, counted, drain, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
@@ -107,7 +107,7 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     return await respond(http, Generation(gateway, request, http, prompt, media), request.stream)
 
 
-@router.post("/inference/v1/abort_requests", openapi_extra=page(AbortRequest, "{}"))
+@router.post("/inference/v1/abort_requests", dependencies=[Depends(counted)], openapi_extra=page(AbortRequest, "{}"))
 async def abort_requests(http: Request) -> dict[str, Any]:
     """Cancels running requests of the same API key."""
     request = await read_json(http, AbortRequest)
