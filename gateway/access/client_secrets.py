@@ -28,8 +28,9 @@ _POSTS = {
 }
 _RANDOM_BYTES = 32
 _MAX_SECRETS, _MAX_SECRETS_PER_KEY = 10_000, 1000
-_MAX_CONFIG_CHARACTERS = 256 * 1024  # of one session, as JSON
-_MAX_HELD_CHARACTERS = 64 * 1024 * 1024  # of all
+_MAX_CONFIG_BYTES = 256 * 1024  # of one session, as JSON
+_MAX_HELD_BYTES = 64 * 1024 * 1024  # of all
+_MAX_HELD_PER_KEY = _MAX_HELD_BYTES // 16
 _RETRY_S = 10.0
 
 
@@ -61,14 +62,15 @@ class ClientSecrets:
     def make(self, key: ApiKey | None, session: dict[str, Any], lifetime_s: int) -> tuple[str, ClientSecret]:
         """A new secret: (text, rights). Raises ApiError: 429, too many; 400, too large a session."""
         session_json = json.dumps(session, ensure_ascii=False)
-        if len(session_json) > _MAX_CONFIG_CHARACTERS:
-            reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; send the rest by session.update"
+        size = len(session_json.encode(errors="surrogatepass"))
+        if size > _MAX_CONFIG_BYTES:
+            reason = f"has more than {_MAX_CONFIG_BYTES} bytes as JSON; send the rest by session.update"
             raise invalid("session", reason, "session_too_large")
         made = ClientSecret(int(self._now()) + lifetime_s, key.entry.sha256 if key else "", session_json)
         text, name = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES), key.name if key else ""
         with self._shared.change() as database:
             database.execute("DELETE FROM secrets WHERE expires_at <= ?", (self._now(),))
-            _check_room(database, name, len(session_json))
+            _check_room(database, name, size)
             row = (digest(text), made.expires_at, name, made.key_sha256, session_json)
             database.execute("INSERT INTO secrets VALUES (?, ?, ?, ?, ?)", row)
         return text, made
@@ -79,15 +81,18 @@ class ClientSecrets:
         return None if found is None else ClientSecret(*found)
 
 
-def _check_room(database: sqlite3.Connection, name: str, characters: int) -> None:
+def _check_room(database: sqlite3.Connection, name: str, size: int) -> None:
     """Raises ApiError: 429, too many secrets of a key, or of all."""
-    held = "SELECT count(*), coalesce(sum(length(session_json)), 0), coalesce(sum(key_name = ?), 0) FROM secrets"
-    count, held_characters, of_key = database.execute(held, (name,)).fetchone()
+    held = "SELECT count(*), coalesce(sum(length(CAST(session_json AS BLOB))), 0) FROM secrets"
+    count, held_bytes = database.execute(held).fetchone()
+    of_key, bytes_of_key = database.execute(f"{held} WHERE key_name = ?", (name,)).fetchone()
     if name and of_key >= _MAX_SECRETS_PER_KEY:
         reason = f"the API key {name!r} has {_MAX_SECRETS_PER_KEY} client secrets, as many as may be"
     elif count >= _MAX_SECRETS:
         reason = f"there are {_MAX_SECRETS} client secrets, as many as may be"
-    elif held_characters + characters > _MAX_HELD_CHARACTERS:
+    elif name and bytes_of_key + size > _MAX_HELD_PER_KEY:
+        reason = f"the sessions of the API key {name!r} take as much memory as they may, {_MAX_HELD_PER_KEY} bytes"
+    elif held_bytes + size > _MAX_HELD_BYTES:
         reason = "the sessions of all client secrets take all the memory that they may"
     else:
         return

@@ -64,6 +64,32 @@ async def test_who_may_ask(tmp_path: Path):
         assert {lost["stage"] for lost in told["unreachable"]} == {"thinker", "talker", "code2wav"}
 
 
+async def test_a_trace_has_no_spans_of_another_keys_request_of_the_same_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Stages do not know whose a request is."""
+    one, other, admin = new_key(), new_key(), new_key()
+    keys = write(tmp_path / "keys.yaml", entry("one", one), entry("other", other), entry("admin", admin, admin=True))
+    async with running(api_keys_file=keys) as gateway:
+
+        async def starts(key: str) -> list[float]:
+            found = await gateway.http.get("/v1/quartet/trace/shared", headers=bearer(key))
+            return [span["start_us"] for span in found.json()["spans"] if span["stage"] == "thinker"]
+
+        for key in (one, other, one):
+            assert (await gateway.chat(ASK, headers=bearer(key) | {"x-request-id": "shared"})).status_code == 200
+        told = (await gateway.http.get("/v1/quartet/trace/shared", headers=bearer(admin))).json()["spans"]
+        at_us = sorted(span["start_us"] + 2000 for span in told)
+        spans = [{"request_id": "shared", "stage": "thinker", "start_us": at, "first_output_us": None} for at in at_us]
+
+        async def ask(replica: Any, request_id: str) -> list[dict[str, Any]]:
+            return spans if replica.stage == "thinker" else []
+
+        monkeypatch.setattr("gateway.dialects.operators.profiles._ask", ask)
+        assert await starts(admin) == at_us
+        assert (await starts(one), await starts(other)) == (at_us[::2], at_us[1:2])
+
+
 async def test_a_request_that_is_served_has_a_span():
     async with running() as gateway:
         gateway.scripts["thinker"].hold = True

@@ -115,11 +115,24 @@ def test_what_the_secrets_sessions_take_is_bounded(store, monkeypatch):
     with pytest.raises(ApiError) as caught:
         store.make(None, {"instructions": "x" * 2**18}, 10)
     assert (caught.value.status, caught.value.param) == (400, "session")
-    monkeypatch.setattr(client_secrets, "_MAX_HELD_CHARACTERS", 250)
+    with pytest.raises(ApiError):
+        store.make(None, {"instructions": "\u4e2d" * 2**17}, 10)  # bytes count
+    monkeypatch.setattr(client_secrets, "_MAX_HELD_BYTES", 250)
     store.make(None, {"instructions": "x" * 100}, 10)
     with pytest.raises(ApiError) as caught:
         store.make(None, {"instructions": "x" * 200}, 10)
     assert (caught.value.status, caught.value.code) == (429, "too_many_client_secrets")
+
+
+def test_a_key_has_a_sixteenth_of_what_sessions_may_take(store):
+    alice, large = key(), {"instructions": "x" * 2**17}
+    for _ in range(31):
+        store.make(alice, large, 10)
+    with pytest.raises(ApiError, match="API key 'alice'") as caught:
+        store.make(alice, large, 10)
+    assert (caught.value.status, caught.value.code) == (429, "too_many_client_secrets")
+    store.make(key("bob", BOB), large, 10)
+    store.make(alice, {}, 10)
 
 
 @pytest.fixture

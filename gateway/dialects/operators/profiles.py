@@ -5,7 +5,7 @@ import json
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from gateway.profiling.clocks import spans_of
 from gateway.profiling.fan_out import CLOCK_TIMEOUT_S, GATEWAY, as_json, manifest
 from gateway.validation import Listed, Strict
 from services.common.errors import AlreadyExists, NotFound, StageError
-from services.common.telemetry.spans import monotonic_to_unix_ns
+from services.common.telemetry.spans import Span, monotonic_to_unix_ns
 
 PIECE_BYTES = 256 * 1024
 MANIFEST = "profile.json"
+_CLOCKS_US = 1000.0  # that clocks of two machines may differ after their comparison
 _COMPLETION = "chatcmpl-"
 
 router = APIRouter(tags=["operations"])
@@ -128,12 +129,13 @@ async def trace(http: Request, request_id: str) -> Json:
 
 async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """(visible spans of the request and its parts; unreachable replicas)."""
-    key = key_of(http)
+    key, is_visible = key_of(http), None
     found = gateway.spans.find(request_id)
     if key is not None and not key.entry.admin:
         if not any(span.request_id == request_id and span.owner == key.name for span in found):
             return [], []
         # several requests may have had this id, one after the other
+        is_visible = _during([span for span in found if span.request_id == request_id], key.name)
         found = [span for span in found if span.request_id != request_id or span.owner == key.name]
     # "ID-1" may be a part of this request, or another request with that id
     others = {span.request_id for span in found if span.request_id != request_id}
@@ -141,13 +143,26 @@ async def _spans(http: Request, gateway: Gateway, request_id: str) -> tuple[list
     own = [as_json(span.to_message(to_unix_ns)) | {"address": ""} for span in found]
     replicas = gateway.profiling.replicas()
     answers = await asyncio.gather(*(_ask(replica, request_id) for replica in replicas))
-    spans = [*own, *(span for answer in answers if isinstance(answer, list) for span in answer)]
+    of_stages = [span for answer in answers if isinstance(answer, list) for span in answer]
+    spans = [*own, *filter(is_visible, of_stages)]
     unreachable = [
         {"stage": replica.stage, "address": replica.address, "reason": str(answer)}
         for replica, answer in zip(replicas, answers, strict=True)
         if isinstance(answer, StageError)
     ]
     return sorted((span for span in spans if span["request_id"] not in others), key=_order), unreachable
+
+
+def _during(requests: Sequence[Span], owner: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether a stage's span, as JSON, is of a request of `owner`: the last of `requests` that began before it."""
+    to_unix_ns = monotonic_to_unix_ns()
+    begun = sorted((as_json(span.to_message(to_unix_ns))["start_us"], span.owner == owner) for span in requests)
+
+    def is_visible(span: dict[str, Any]) -> bool:
+        is_own = [own for start_us, own in begun if start_us <= span["start_us"] + _CLOCKS_US]
+        return bool(is_own) and is_own[-1]
+
+    return is_visible
 
 
 def _order(span: dict[str, Any]) -> tuple[bool, float]:
