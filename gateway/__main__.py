@@ -14,7 +14,8 @@ from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
 from gateway.app import create_app
 from gateway.dialects.realtime.events import MAX_EVENT_CHARACTERS
-from gateway.http.protocol import Protocol
+from gateway.dialects.responses.store import ResponseStore
+from gateway.http.protocol import protocols
 from gateway.http.workers.supervisor import supervise
 from gateway.http.workers.worker import Worker
 from gateway.listening.detector_models import OnnxSilero
@@ -47,6 +48,8 @@ def main() -> None:
         structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
         if pipeline.outputs.video is not None and worker is None:
             VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
+        if settings.responses_dir is not None and worker is None:
+            ResponseStore(settings.responses_dir, settings.response_ttl_s, settings.max_response_bytes).check()
         if unknown := [name for name in settings.hosted_tools if name not in TOOLS]:
             sys.exit(f"--hosted-tools: there is no tool {unknown[0]!r}; use {', '.join(TOOLS)}")
         if VideoGenerator.name in settings.hosted_tools and settings.workers > 1:
@@ -76,8 +79,7 @@ def server_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http=Protocol,
-        ws="websockets-sansio",
+        **protocols(settings),
         ws_max_size=_MAX_WEBSOCKET_MESSAGE_BYTES,
         ws_per_message_deflate=False,
         ws_ping_timeout=60.0,  # a client's machine may be busy; uvicorn's 20 s ended sessions that lived

@@ -41,10 +41,12 @@ from gateway.dialects.responses.responses import Responses
 from gateway.dialects.vllm import adapters, generate, server, tokens
 from gateway.errors import ApiError
 from gateway.http.csrf import OwnPagesOnly
+from gateway.http.hosts import KnownHosts
 from gateway.http.json_writer import Json, error_response
 from gateway.http.middleware import BodyLimit, HeadAsGet, RequestContext, RequireKey
 from gateway.http.workers.forwarding import WorkerRouter
 from gateway.http.workers.worker import Worker
+from gateway.page import api as api_page
 from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
@@ -125,7 +127,8 @@ def create_app(
     """The gateway of `pipeline`, with `credentials` for the stages. Raises YamlError: of the file of API keys."""
     spans = Spans()
     shared = SharedState() if worker is None else SharedState(worker.shared_file, worker.number)
-    keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, shared)
+    counts = shared if worker is None else SharedState(worker.counts_file, worker.number)
+    keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, counts)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -142,14 +145,17 @@ def create_app(
             freeze_heap()
             yield
 
-    app = FastAPI(title="Quartet", summary="OpenAI-compatible API of an omni-modal model", lifespan=lifespan)
+    title, summary = "Quartet", "OpenAI-compatible API of an omni-modal model"
+    app = FastAPI(title=title, summary=summary, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.generations = generate.Aborts()
     app.state.client_secrets = ClientSecrets(shared)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, limit_s=settings.body_timeout_s)
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:
         app.add_middleware(OwnPagesOnly, allowed=settings.allowed_origins)
+    hosts = [settings.host, *filter(None, (settings.published_host,)), *settings.allowed_hosts]
+    app.add_middleware(KnownHosts, names=hosts, everywhere=keys is None or bool(settings.allowed_hosts))
     app.add_middleware(
         RequestContext, spans=spans, refusals={messages.PATH: refused}
     )  # refusals have an id and a log line, too
@@ -168,6 +174,7 @@ def create_app(
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)
     app.include_router(router)
+    app.include_router(api_page.router)
     for module in _ENDPOINTS:
         app.include_router(module.router)
     if settings.page:

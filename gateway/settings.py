@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -29,6 +30,19 @@ def _origins(values: list[str]) -> list[str]:
         if value not in ("*", "null") and (not parts.scheme or not parts.netloc or value.count("/") > 2):
             raise ValueError(f"{value!r} is no origin: write it as https://HOST or https://HOST:PORT, without a path")
     return [value.lower() for value in values]
+
+
+def _hosts(values: list[str]) -> list[str]:
+    for value in values:
+        if not re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?", value):
+            raise ValueError(f"{value!r} is no name of a host: write it as HOST or *.HOST, without a scheme or port")
+    return [value.lower().strip("[]") for value in values]
+
+
+def _networks(values: list[str]) -> list[str]:
+    for value in values:
+        ipaddress.ip_network(value)
+    return values
 
 
 def _state_dir(name: str) -> Path | None:
@@ -82,6 +96,11 @@ class GatewaySettings(TlsSettings):
         description="sites whose pages may use this server from a browser (CORS), commas between them: "
         "https://chat.example.com, ...; * is all; default: none but its own page",
     )
+    allowed_hosts: Annotated[list[str], NoDecode, BeforeValidator(words), AfterValidator(_hosts)] = Field(
+        default=[],
+        description="names by which clients reach this server, commas between them: chat.example.com, *.example.com; "
+        "* is all; default: without API keys those that no foreign page can have, with them all",
+    )
     page: bool = Field(default=True, description="a page at / to talk, write and make images, and to see the stages")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
@@ -100,8 +119,29 @@ class GatewaySettings(TlsSettings):
     keep_alive_s: int = Field(
         default=75, ge=5, description="how long an idle connection is kept; longer than a proxy before it keeps one"
     )
+    head_timeout_s: float = Field(
+        default=10.0, gt=0, description="longest that the headers of a request may take, from its first byte"
+    )
+    body_timeout_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="longest that a request's body may take, and 1 s more for each KiB of it that has arrived",
+    )
+    max_connections: int = Field(
+        default=4096,
+        ge=1,
+        description="open connections; a new one closes the oldest that has no request, or is refused",
+    )
+    max_connections_of_address: int = Field(
+        default=1024,
+        ge=1,
+        description="of them those of one client's address: of a proxy before the gateway, all of its clients'",
+    )
     drain_timeout_s: float = Field(default=60.0, gt=0, description="longest wait for running requests at stop")
     max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")
+    max_transcription_s: float = Field(
+        default=14_400.0, gt=0, description="longest sound of a transcription; request_timeout_s holds, too"
+    )
     hosted_tools: Annotated[list[str], NoDecode, BeforeValidator(words)] = Field(
         default=[],
         description="tools that the gateway runs itself in chats and realtime sessions that ask for them, commas "
@@ -114,6 +154,9 @@ class GatewaySettings(TlsSettings):
     )
     realtime_session_s: float = Field(
         default=3600.0, gt=0, description="longest a realtime session, or a WebSocket of Responses, may last"
+    )
+    realtime_idle_s: float = Field(
+        default=600.0, gt=0, description="longest a realtime session may last in which nothing comes from the client"
     )
     max_realtime_bytes: int = Field(
         default=128 * MIB, ge=1024, description="largest conversation of a session, sound and images included"
@@ -175,6 +218,10 @@ class GatewaySettings(TlsSettings):
 
     media_private_addresses: bool = Field(
         default=False, description="fetch media from private, loopback, link-local and reserved addresses too"
+    )
+    media_denied_networks: Annotated[list[str], NoDecode, BeforeValidator(words), AfterValidator(_networks)] = Field(
+        default=[],
+        description="further addresses that no media are fetched from, commas between them: 203.0.113.0/24, ...",
     )
     media_max_parts: int = Field(default=64, ge=1, description="most images, sounds and videos of a request")
     media_max_bytes: int = Field(default=128 * MIB, ge=1, description="largest media file")

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,6 +14,9 @@ import structlog
 from gateway.errors import ApiError
 
 Result = TypeVar("Result")
+_RESERVED_BYTES = 8 * 1024 * 1024  # of disk, which deletions on a full one need
+# An answered request outlives a power cut, and what was deleted is not in the file any more.
+_PRAGMAS = ("synchronous = FULL", "secure_delete = ON", "journal_size_limit = 4194304")
 
 log = structlog.get_logger()
 
@@ -32,7 +35,7 @@ class Store:
         name: file name without .sqlite.
         setting: of the directory.
         migrations: by version of the schema, from 1, statements that lead to the next.
-        pragmas: beside `synchronous`.
+        pragmas: beside those of all stores.
     """
 
     name: ClassVar[str]
@@ -53,9 +56,15 @@ class Store:
         return self._directory
 
     def check(self) -> None:
-        """Blocking. Raises StoreError: the directory cannot be used."""
+        """Blocking. Raises StoreError: the directory cannot be used, or the database is damaged."""
         self._open()
+        try:
+            (found,) = self.database.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.Error as error:
+            found = str(error)
         self._close()
+        if found != "ok":
+            raise StoreError(f"{self.setting} {self._directory}: {self.name}.sqlite is damaged; move it away: {found}")
 
     async def __aenter__(self) -> Self:
         await self.run(self._open)
@@ -84,6 +93,53 @@ class Store:
 
         await self.run(write)
 
+    async def delete(self, statement: str, values: Any, *more: tuple[str, Any]) -> None:
+        """Deletes rows, on a full disk, too; nothing of them stays in a log. `more` follows in the transaction."""
+        statements = ((statement, values), *more)
+
+        def delete() -> None:
+            try:
+                self._delete(statements)
+            except sqlite3.OperationalError as error:
+                if self._directory is None:
+                    raise
+                log.warning("deleting with the reserved room", store=self.name, error=str(error))
+                self._reserve().unlink(missing_ok=True)
+                self._delete_without_room(statements)
+            if self._directory is not None:
+                self._keep_reserve()
+
+        await self.run(delete)
+
+    def _delete(self, statements: Sequence[tuple[str, Any]]) -> None:
+        with self.database:
+            for statement, values in statements:
+                self.database.execute(statement, values)
+        self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def _delete_without_room(self, statements: Sequence[tuple[str, Any]]) -> None:
+        """Overwrites what it deletes if that fits, too."""
+        self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        try:
+            self._delete(statements)
+        except sqlite3.OperationalError:
+            self.database.execute("PRAGMA secure_delete = OFF")
+            try:
+                self._delete(statements)
+            finally:
+                self.database.execute("PRAGMA secure_delete = ON")
+
+    def _reserve(self) -> Path:
+        return self.directory / f"{self.name}.reserve"
+
+    def _keep_reserve(self) -> None:
+        """Takes room that `delete` gives back when the disk is full."""
+        try:
+            with open(self._reserve(), "ab", opener=_private) as file:
+                os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
+        except OSError as error:
+            log.warning("no room to reserve", store=self.name, error=str(error))
+
     async def rows(self, statement: str, values: tuple) -> list[tuple]:
         return await self.run(lambda: self.database.execute(statement, values).fetchall())
 
@@ -105,6 +161,8 @@ class Store:
                 opened.callback(self.database.close)
                 self._upgrade()
                 self.recover()
+                if self._directory is not None:
+                    self._keep_reserve()
                 self._opened = opened.pop_all()
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{self.setting} {self._directory}: cannot be used: {error}") from None
@@ -123,7 +181,7 @@ class Store:
         return file
 
     def _upgrade(self) -> None:
-        for pragma in (*self.pragmas, "synchronous = FULL"):  # an answered request outlives a power cut
+        for pragma in (*_PRAGMAS, *self.pragmas):
             self.database.execute(f"PRAGMA {pragma}")
         (version,) = self.database.execute("PRAGMA user_version").fetchone()
         while version in self.migrations:
@@ -137,6 +195,10 @@ class Store:
                 f"{self.setting} {self._directory}: written by another version of the gateway (format {version}, not "
                 f"{newest}); use another directory"
             )
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class ClientStore(Store):

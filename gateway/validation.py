@@ -2,18 +2,48 @@
 
 import json
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+)
 
 from gateway.errors import ApiError, invalid
+from gateway.json_bounds import check_json
 
 Model = TypeVar("Model", bound=BaseModel)
+Item = TypeVar("Item")
+MAX_ITEMS = 10_000  # of a list that a client sends
+MAX_TOKENS = 350_000  # of a list of token ids; beyond the longest context
+_MOST_KINDS_OF_NULLS = 24  # that are removed one after another; each takes a validation
+
+
+@dataclass(frozen=True)
+class _Bounded:
+    """Ends the validation of a list at its first wrong item, and at its `most` items: pydantic makes an error of 1 KB
+    of each wrong one."""
+
+    most: int
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return {"max_length": self.most, **handler(source), "fail_fast": True}
+
+
+# Lists that clients send.
+Listed = Annotated[list[Item], _Bounded(MAX_ITEMS)]
 # What fits an int32 of a message.
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 NotNegative = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[NotNegative], _Bounded(MAX_TOKENS)]
 
 
 class Strict(BaseModel):
@@ -69,13 +99,15 @@ def validated(
     Raises:
         ApiError: 400 naming the member at fault.
     """
+
+    def read(value: Any) -> Model:
+        return model.model_validate(value, strict=strict, context=ignored)
+
     try:
-        return model.model_validate(members, strict=strict, context=ignored)
+        return read(members)
     except ValidationError as error:
         fault = error
-    if (fewer := _without_nulls(members, fault)) is None:
-        raise _refusal(fault, members)
-    return validated(model, fewer, strict, ignored)
+    return _read_without_nulls(read, members, fault)
 
 
 def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
@@ -92,6 +124,7 @@ def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
 def validated_json(model: type[Model], body: bytes | str, ignored: set[str] | None = None) -> Model:
     """As `validated`. A byte order mark is no fault."""
     body = body.removeprefix(BOM_UTF8) if isinstance(body, bytes) else body
+    check_json(body)
     try:
         return model.model_validate_json(body, context=ignored)
     except ValidationError as error:
@@ -99,27 +132,61 @@ def validated_json(model: type[Model], body: bytes | str, ignored: set[str] | No
     first = first_error(fault)
     if first["type"] == "json_invalid":
         raise ApiError(400, f"the body is not valid JSON: {first['ctx']['error']}", None, "invalid_json")
-    value = json.loads(body)
-    if (fewer := _without_nulls(value, fault)) is None:
-        raise _refusal(fault, value)
-    return validated_json(model, json.dumps(fewer), ignored)
+
+    def read(value: Any) -> Model:
+        return model.model_validate_json(json.dumps(value), context=ignored)
+
+    return _read_without_nulls(read, json.loads(body), fault)
 
 
 OBJECT_FAULTS = {"model_type", "model_attributes_type", "dict_type"}  # pydantic's words for them name our classes
 
 
-def _without_nulls(value: Any, fault: ValidationError) -> Any:
-    """A copy of `value` without the members that are null and at fault; None: there are none."""
-    rest, found = deepcopy(value), False
-    for error in fault.errors(include_url=False):
-        *before, member = _place(error, rest) or [None]
-        holder = rest
-        for part in before:
+def _read_without_nulls(read: Callable[[Any], Model], value: Any, fault: ValidationError) -> Model:
+    """Reads `value`, in which `fault` was found, without the members that are null and at fault. Raises ApiError: 400,
+    something else is at fault."""
+    for _ in range(_MOST_KINDS_OF_NULLS):
+        if not (places := _nulls(value, fault)):
+            break
+        for path, kind in places:
+            value = _without_null(value, path, kind)
+        try:
+            return read(value)
+        except ValidationError as error:
+            fault = error
+    raise _refusal(fault, value)
+
+
+def _nulls(value: Any, fault: ValidationError) -> list[tuple[list[str | int], Any]]:
+    """Where in `value` a null is at fault: (path, kind of the object that has it)."""
+    found = []
+    for error in fault.errors(include_url=False, include_input=False):
+        path = [] if error["type"] == "extra_forbidden" else _place(error, value)
+        holder = value
+        for part in path[:-1]:
             holder = holder[part]
-        if error["type"] != "extra_forbidden" and isinstance(holder, dict) and holder.get(member, "") is None:
-            del holder[member]
-            found = True
-    return rest if found else None
+        if path and isinstance(holder, dict) and holder.get(path[-1], "") is None:
+            found.append((path, _kind(holder)))
+    return found
+
+
+def _kind(holder: dict[str, Any]) -> Any:
+    return holder.get("role"), holder.get("type")
+
+
+def _without_null(value: Any, path: Sequence[str | int], kind: Any) -> Any:
+    """A copy of `value` without the null at `path`, and without those at the same place in other items of its lists: a
+    fault is found in one item at a time."""
+    part, *rest = path
+    if isinstance(value, list) and isinstance(part, int):
+        return [_without_null(item, rest, kind) if rest else item for item in value]
+    if not isinstance(value, dict) or part not in value:
+        return value
+    if rest:
+        return {**value, part: _without_null(value[part], rest, kind)}
+    if value[part] is None and _kind(value) == kind:
+        return {name: member for name, member in value.items() if name != part}
+    return value
 
 
 def _refusal(fault: ValidationError, value: Any) -> ApiError:

@@ -24,6 +24,7 @@ from starlette.routing import BaseRoute, Route
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
+from gateway.validation import MAX_ITEMS
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "docs/api.md", ROOT / "docs/messages.md")
@@ -170,7 +171,7 @@ def _kind(schema: Schema) -> str:
             return _range(schema) or ("a whole number" if kind == "integer" else "a number")
         case {"type": "array", "items": items}:
             least = f", {schema['minItems']} or more" if "minItems" in schema else ""
-            most = f", at most {schema['maxItems']}" if "maxItems" in schema else ""
+            most = f", at most {schema['maxItems']}" if schema.get("maxItems", MAX_ITEMS) < MAX_ITEMS else ""
             return f"list of {_plural(items)}{least}{most}"
         case {"type": "string", "format": "binary"}:
             return "file"

@@ -30,13 +30,24 @@ os.environ["QUARTET_GATEWAY_VOICES_DIR"] = f"{JOBS_DIR.name}/voices"
 pytest_plugins = ["tests.support.engines"]
 
 # What runs first is what takes longest, so that no worker has it alone at the end.
-ORDER = ("speech", "diffusion", "tests/system/", "tests/rehearsal/", "tests/stage/", "tests/pure/", "tests/long/")
+ORDER = (
+    "speech",
+    "diffusion",
+    "tests/system/",
+    "tests/rehearsal/",
+    "tests/stage/",
+    "hostile",
+    "tests/pure/",
+    "tests/long/",
+)
 ALONE = ("test_supervisor.py", "test_shm_faults.py", "test_toy_family.py")  # in tests/system: they ask no shared system
 
 
 def group(nodeid: str) -> str:
     """What one worker runs: the tests of a module, or all that ask the same system, which takes a minute to start."""
     file = nodeid.partition("::")[0]
+    if file.startswith("tests/hostile/"):
+        return "hostile"
     if not file.startswith("tests/system/") or file.endswith(ALONE):
         return file
     return "diffusion" if "_dit" in file else "speech"
@@ -56,7 +67,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.parent.name in ("system", "long") and is_async_test(item):
+        if item.path.parent.name in ("system", "long", "hostile") and is_async_test(item):
             # they call a system that they share, by channels that stay open
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 

@@ -3,52 +3,32 @@
 import asyncio
 import hashlib
 import hmac
-import math
 import secrets
-import sqlite3
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import structlog
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator
 
 from gateway import metrics
+from gateway.access.api_key import ApiKey, ApiKeyEntry
 from gateway.access.shared import SharedState
-from gateway.errors import ApiError
 from gateway.validation import Strict
 from gateway.yaml_source import YamlError, YamlSource, read_yaml
 from services.common.rpc.tls import file_version
 
 CHECK_INTERVAL_S = 1.0
-_WINDOW_S = 60.0
-_RETRY_S = 1.0  # nobody knows when a slot will be free
 PREFIX = "sk-quartet-"
-_ONE_MORE = "INSERT INTO running VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET requests = requests + 1"
 _RANDOM_BYTES = 32
-_MAX_REQUESTS_PER_MINUTE = 100_000  # the time of each is remembered for a minute
 
 log = structlog.get_logger()
 
 
-class ApiKeyEntry(Strict):
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = Field(
-        description="in logs and metrics; letters, digits and . _ -"
-    )
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(
-        description="of the whole key, hexadecimal, as `quartet key` prints it"
-    )
-    max_concurrent_requests: int | None = Field(None, ge=1, description="requests at a time; default: no limit")
-    requests_per_minute: int | None = Field(
-        None, ge=1, le=_MAX_REQUESTS_PER_MINUTE, description="in any 60 seconds; default: no limit"
-    )
-    admin: bool = Field(False, description="may load and unload adapters and take profiles; default: no")
-
-
 class ApiKeyFile(Strict):
-    keys: list[ApiKeyEntry] = Field(min_length=1)
+    """Without entries, e.g. after the last one was removed, nobody gets in."""
+
+    keys: Annotated[list[ApiKeyEntry], BeforeValidator(lambda value: [] if value is None else value)]
 
 
 def new_key() -> str:
@@ -100,78 +80,6 @@ def _check_unique(source: YamlSource, entries: list[ApiKeyEntry]) -> None:
                 raise source.error(("keys", index, field), what)
 
 
-class ApiKey:
-    """A key and the use of its limits. `entry` is the file's current one; `is_gone`: the file has no more of it."""
-
-    def __init__(self, entry: ApiKeyEntry, shared: SharedState | None = None) -> None:
-        self.entry, self.name, self.is_gone = entry, entry.name, False
-        self._shared = shared or SharedState()
-        self._running_metric = metrics.KEY_RUNNING.labels(self.name)
-
-    @contextmanager
-    def request(self) -> Iterator[ExitStack]:
-        """Holds a slot of the key; `pop_all` takes it along for work that outlives the request.
-
-        Raises:
-            ApiError: 429, a limit of the key is reached; 401, an open connection has a key that is gone.
-        """
-        if self.is_gone:
-            reason = "the API key of this connection is not known here any more; connect again with another one"
-            raise ApiError(401, reason, None, "invalid_api_key")
-        with self._place(self._check_concurrency, self._check_rate) as place:
-            metrics.KEY_REQUESTS.labels(self.name).inc()
-            yield place
-
-    def hold(self) -> Callable[[], None]:
-        """Takes another slot for an admitted request's work; the returned function frees it."""
-        return self._place().close
-
-    def _place(self, *checks: Callable[[sqlite3.Connection], None]) -> ExitStack:
-        """Counts a request in if `checks` allow it; closing the result counts it out."""
-        with self._shared.change() as database:
-            for check in checks:
-                check(database)
-            database.execute(_ONE_MORE, (self.name, self._shared.worker))
-        self._running_metric.inc()
-        place = ExitStack()
-        place.callback(self._give_back)
-        return place
-
-    def _give_back(self) -> None:
-        with self._shared.change() as database:
-            one_less = "UPDATE running SET requests = requests - 1 WHERE key_name = ? AND worker = ?"
-            database.execute(one_less, (self.name, self._shared.worker))
-        self._running_metric.dec()
-
-    def _check_concurrency(self, database: sqlite3.Connection) -> None:
-        most = self.entry.max_concurrent_requests
-        if most is None:
-            return
-        total = "SELECT coalesce(sum(requests), 0) FROM running WHERE key_name = ?"
-        (running,) = database.execute(total, (self.name,)).fetchone()
-        if running >= most:
-            reason = f"has {running} requests in progress; it may have {most} at a time"
-            raise self._refusal("concurrency", reason, _RETRY_S)
-
-    def _check_rate(self, database: sqlite3.Connection) -> None:
-        """Counts the request, too."""
-        most, now = self.entry.requests_per_minute, time.monotonic()
-        begin = math.inf if most is None else now - _WINDOW_S
-        database.execute("DELETE FROM admitted WHERE key_name = ? AND at_s <= ?", (self.name, begin))
-        if most is None:
-            return
-        # after the limit was lowered, several requests must age first
-        newest = "SELECT at_s FROM admitted WHERE key_name = ? ORDER BY at_s DESC LIMIT 1 OFFSET ?"
-        if (blocking := database.execute(newest, (self.name, most - 1)).fetchone()) is not None:
-            raise self._refusal("rate", f"may make {most} requests a minute", blocking[0] + _WINDOW_S - now)
-        database.execute("INSERT INTO admitted VALUES (?, ?)", (self.name, now))
-
-    def _refusal(self, which: str, reason: str, retry_after_s: float) -> ApiError:
-        metrics.KEY_REFUSED.labels(self.name, which).inc()
-        message = f"the API key {self.name!r} {reason}; retry later"
-        return ApiError(429, message, None, "rate_limit_exceeded", "rate_limit_error", math.ceil(retry_after_s))
-
-
 class ApiKeys:
     """The keys of a file. Raises YamlError: it cannot be used."""
 
@@ -213,7 +121,7 @@ class ApiKeys:
         for key, entry in zip(known, entries, strict=True):
             key.entry = entry
         for (name, _), key in before.items():
-            key.is_gone = True
+            key.end()
             if name not in {entry.name for entry in entries}:
                 metrics.forget_key(name)
         self._keys = known

@@ -11,6 +11,7 @@ from typing import Any
 import pybase64
 from pydantic import Field
 
+from gateway.access.places import Places
 from gateway.answers.answer import WholeAnswer, usage
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import refuse_large, sampling_of, talker_sampling
@@ -167,9 +168,12 @@ class CompletionRun:
             top_logprobs: alternatives for each token; None: no log-probabilities.
             prompt_logprobs: the same for the prompt's tokens; the first answer to each prompt has them.
         """
-        jobs = [self._job(i, top_logprobs, prompt_logprobs) for i in range(len(self.answers))]
+        jobs = _Jobs(self, sampling_of(self.gateway, self.sampling, self.max_tokens, top_logprobs), prompt_logprobs)
+        jobs.refuse_large()
+        self._meter.charge(len(jobs), "n" if self.count > 1 else self.field)
+        places = Places(self.gateway.admission, self._meter.key)
         with in_own_terms(self._own_name):
-            async with aclosing(run(self.gateway.pipeline, jobs, self._meter.left_s)) as events:
+            async with aclosing(run(self.gateway.pipeline, jobs, self._meter.left_s, places)) as events:
                 async for index, event in events:
                     self.answers[index].take(event)
                     self._meter.observe(event)
@@ -182,12 +186,8 @@ class CompletionRun:
         self._meter.count(self.usage()["prompt_tokens"], details["text_tokens"], frames)
         self._meter.count_speech(self.answers)
 
-    def _job(self, index: int, top_logprobs: int | None, prompt_logprobs: int | None) -> Job:
-        sampling = sampling_of(self.gateway, self.sampling, self.max_tokens, top_logprobs)
-        if prompt_logprobs is not None and index % self.count == 0:
-            sampling.prompt_logprobs = prompt_logprobs
-        if sampling.HasField("seed"):
-            sampling.seed += index
+    def start(self, index: int, sampling: thinker_pb2.SamplingParameters) -> thinker_pb2.GenerateStart:
+        """The thinker's start message of answer `index`."""
         start = thinker_pb2.GenerateStart(
             prompt=self.prompts[index // self.count],
             sampling=sampling,
@@ -196,7 +196,9 @@ class CompletionRun:
             wants_prompt_token_ids=self.wants_prompt_ids,
         )
         self.cut(start)
-        refuse_large(start, self.field)
+        return start
+
+    def job(self, index: int, start: thinker_pb2.GenerateStart) -> Job:
         request_id = self._meter.request_id
         name = request_id if len(self.answers) == 1 else f"{request_id}-{index}"
         spoken = {} if self.speech is None else self.speech.starts(index)
@@ -230,6 +232,31 @@ class CompletionRun:
         if self.speech is not None:
             counts["completion_tokens_details"] = tokens["completion_tokens_details"]
         return counts
+
+
+@dataclass
+class _Jobs(Sequence[Job]):
+    """The jobs of a run, each made when it begins: it may have megabytes."""
+
+    run: CompletionRun
+    sampling: thinker_pb2.SamplingParameters
+    prompt_logprobs: int | None
+
+    def __len__(self) -> int:
+        return len(self.run.answers)
+
+    def __getitem__(self, index: Any) -> Any:
+        start = self.run.start(index, self.sampling)
+        if self.prompt_logprobs is not None and index % self.run.count == 0:
+            start.sampling.prompt_logprobs = self.prompt_logprobs
+        if start.sampling.HasField("seed"):
+            start.sampling.seed += index
+        return self.run.job(index, start)
+
+    def refuse_large(self) -> None:
+        """Raises ApiError: 400, there is a prompt that is too long."""
+        longest = max(range(len(self.run.prompts)), key=lambda i: self.run.prompts[i].ByteSize())
+        refuse_large(self.run.start(longest * self.run.count, self.sampling), self.run.field)
 
 
 async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, message: Any, field: str) -> Any:

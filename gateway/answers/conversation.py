@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from gateway.answers.harmless import CACHING, OF_OTHER_MESSAGES
-from gateway.validation import Lenient, Strict, ignoring
+from gateway.validation import Lenient, Listed, Strict, ignoring
 
 _Part = ignoring(Strict, *CACHING)
 _Message = ignoring(Strict, *CACHING, empty=OF_OTHER_MESSAGES)
@@ -91,11 +91,11 @@ def _as_parts_or_none(content: Any) -> Any:
 
 MediaPart = ImagePart | InputAudioPart | AudioUrlPart | VideoUrlPart
 UserPart = Annotated[TextPart | MediaPart, Field(discriminator="type")]
-TextOnly = Annotated[list[Annotated[TextPart, Field()]], BeforeValidator(_as_parts_or_none)]
-UserContent = Annotated[list[UserPart], Field(min_length=1), BeforeValidator(_as_parts)]
-ToolContent = Annotated[list[UserPart], BeforeValidator(_as_parts_or_none)]
+TextOnly = Annotated[Listed[Annotated[TextPart, Field()]], BeforeValidator(_as_parts_or_none)]
+UserContent = Annotated[Listed[UserPart], Field(min_length=1), BeforeValidator(_as_parts)]
+ToolContent = Annotated[Listed[UserPart], BeforeValidator(_as_parts_or_none)]
 AssistantPart = Annotated[AnswerText | RefusalPart | AnswerImage, Field(discriminator="type")]
-AssistantContent = Annotated[list[AssistantPart], BeforeValidator(_as_parts)]
+AssistantContent = Annotated[Listed[AssistantPart], BeforeValidator(_as_parts)]
 
 
 class SystemMessage(_Message):
@@ -153,7 +153,7 @@ class AssistantMessage(Lenient):
     content: AssistantContent | None = None
     name: str | None = None
     audio: AudioReference | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Listed[ToolCall] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     images: Any = Field(default=None, description="pictures that image_generation made; not read without that tool")

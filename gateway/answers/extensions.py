@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from gateway.errors import invalid
-from gateway.validation import NotNegative, Strict, ignoring
+from gateway.validation import Listed, NotNegative, Strict, TokenIds, ignoring
 from quartet.v1 import thinker_pb2
 
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -34,7 +34,7 @@ class StructuredOutputs(ignoring(Strict, empty=_OF_THE_ENGINE)):
 
     json_schema: JsonText | None = Field(default=None, alias="json", description="a JSON schema that it fits")
     regex: str | None = Field(default=None, min_length=1, description="a regular expression that it matches")
-    choice: list[str] | None = Field(default=None, min_length=1, description="texts, one of which it is")
+    choice: Listed[str] | None = Field(default=None, min_length=1, description="texts, one of which it is")
     grammar: str | None = Field(default=None, min_length=1, description="an EBNF or Lark grammar")
     json_object: Literal[True] | None = Field(default=None, description="any JSON object")
     structural_tag: JsonText | None = Field(default=None, description="XGrammar's; not beside tools")
@@ -66,8 +66,8 @@ class StructuralTagFormat(Strict):
 
     type: Literal["structural_tag"]
     format: dict[str, Any] | None = None
-    structures: list[Any] | None = None
-    triggers: list[str] | None = None
+    structures: Listed[Any] | None = None
+    triggers: Listed[str] | None = None
 
     def fill(self, sampling: thinker_pb2.SamplingParameters) -> None:
         sampling.structural_tag = self.model_dump_json(exclude_none=True)
@@ -80,9 +80,9 @@ class TextMembers(Strict):
     skip_special_tokens: bool | None = Field(default=None, description="default: true; of the text only")
     spaces_between_special_tokens: bool | None = Field(default=None, description="default: true")
     include_stop_str_in_output: bool | None = Field(default=None, description="default: false")
-    allowed_token_ids: list[NotNegative] | None = Field(default=None, min_length=1, description="no others are sampled")
+    allowed_token_ids: TokenIds | None = Field(default=None, min_length=1, description="no others are sampled")
     thinking_token_budget: NotNegative | None = Field(default=None, description="most tokens of the reasoning")
-    bad_words: list[str] | None = Field(default=None, max_length=64, description="they are not written")
+    bad_words: Listed[str] | None = Field(default=None, max_length=64, description="they are not written")
 
     def fill(self, sampling: thinker_pb2.SamplingParameters) -> None:
         sampling.allowed_token_ids.extend(self.allowed_token_ids or ())

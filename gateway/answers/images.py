@@ -69,7 +69,7 @@ class ImageGeneration:
         outputs: dict[int, Pieces] = {}
         made = 0
         left_s = max(0.001, self.meter.left_s)
-        with in_own_terms(kind=self.stage.kind):
+        with in_own_terms(kind=self.stage.kind), self.meter.at_once(self.start.count, "n"):
             async with aclosing(generate(self.stage, self.start, self.files, left_s)) as responses:
                 async for response in responses:
                     match response.WhichOneof("message"):
@@ -143,6 +143,7 @@ async def begin(
         start.images.add(field=image.field)
     if mask is not None:
         start.mask.field = mask.field
+    meter.charge(start.count, "n")
     meter.log |= {"images": start.count, "inputs": len(images)}
     return ImageGeneration(stage, start, [file.content for file in files], meter)
 

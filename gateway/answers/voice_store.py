@@ -52,7 +52,7 @@ class VoiceStore(ClientStore):
     name, setting, fault = "voices", "voices_dir", "uploaded voices cannot be read or written"
     schema = _SCHEMA
     # Nothing of a deleted voice stays in the file. No write-ahead log: it would keep what was deleted for longer.
-    pragmas = ("auto_vacuum = FULL", "secure_delete = ON")
+    pragmas = ("auto_vacuum = FULL",)
 
     def __init__(self, directory: Path | None, most: int, most_of_owner: int) -> None:
         super().__init__(required(directory, self.setting, self.name))
@@ -94,7 +94,7 @@ class VoiceStore(ClientStore):
         return rows[0][0] if rows else None
 
     async def remove(self, voice: UploadedVoice) -> None:
-        await self.write("DELETE FROM voices WHERE id = ?", (voice.id,))
+        await self.delete("DELETE FROM voices WHERE id = ?", (voice.id,))
 
     def _count(self, where: str, *values: str | None) -> int:
         return self.database.execute(f"SELECT count(*) FROM voices {where}", values).fetchone()[0]

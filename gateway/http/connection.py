@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import metrics
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.errors import ApiError, from_error
 from gateway.http.json_writer import refuse, to_json
 from gateway.tasks import cancel, first, limited
@@ -40,6 +40,12 @@ async def admitted(http: HTTPConnection) -> AsyncIterator[Any]:
             yield gateway
     except QueueFull as error:
         raise from_error("gateway", error) from None
+
+
+def counted(http: HTTPConnection) -> None:
+    """Counts a request that ends others for its key's rate: it needs no place, since the others may have all."""
+    if (key := key_of(http)) is not None:
+        key.count()
 
 
 def key_of(http: HTTPConnection) -> ApiKey | None:

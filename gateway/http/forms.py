@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
+import structlog
 from fastapi import Request
 from pydantic import BaseModel
 from python_multipart.multipart import parse_options_header
@@ -16,15 +17,19 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import HTTPConnection
 
 from gateway.errors import ApiError, invalid
+from gateway.json_bounds import check_json
 from gateway.tasks import limited
 from gateway.validation import Model, validated, validated_json
 
-_LARGE_BODY_BYTES = 1024 * 1024  # beyond, parsing would hold the event loop up for milliseconds
+_LARGE_BODY_BYTES = 256 * 1024  # beyond, parsing would hold the event loop up for milliseconds
+_TRY_AGAIN_S = 10.0  # after other uploads have ended
 _MAX_FIELDS = 1000
 _MAX_FIELD_BYTES = 1024 * 1024
 _PATH = re.compile(rb"[ -~]{1,4096}")
 _JSON_FIELDS = {"lora", "quartet", "input_reference", "chunking_strategy"}
 _NAME = re.compile(r"(?P<field>[^\[\]]+)(\[(?P<key>[^\[\]]*)\])?")
+
+log = structlog.get_logger()
 
 
 def is_form(http: Request) -> bool:
@@ -84,6 +89,10 @@ async def read_form(
             form = await parser.parse()
     except MultiPartException as error:
         raise ApiError(400, f"the body is not a valid form: {error.message}", None, "invalid_form") from None
+    except OSError as error:  # files are kept on disk while they arrive
+        log.error("an upload cannot be kept", error=str(error))
+        message = "this server has no room for the files now; try again, or send smaller ones"
+        raise ApiError(503, message, None, "storage_failed", retry_after_s=_TRY_AGAIN_S) from None
     try:
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
@@ -125,6 +134,7 @@ def _is_needed(model: type[BaseModel], name: str) -> bool:
 
 
 def _parsed(name: str, text: str) -> Any:
+    check_json(text)
     try:
         return json.loads(text)
     except ValueError:
@@ -137,7 +147,8 @@ def _takes_list(model: type[BaseModel], name: str) -> bool:
     if name not in model.model_fields or name in _JSON_FIELDS:
         return False
     annotation = model.model_fields[name].annotation
-    return list in map(get_origin, (annotation, *get_args(annotation)))
+    choices = (annotation, *get_args(annotation))
+    return list in (get_origin(getattr(each, "__origin__", each)) for each in choices)
 
 
 def _put(model: type[BaseModel], fields: dict[str, Any], name: str, value: Any) -> None:

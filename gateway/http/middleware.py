@@ -1,5 +1,6 @@
 """Middleware: request ids, log lines, API keys, size limits."""
 
+import asyncio
 import re
 import time
 import uuid
@@ -16,13 +17,15 @@ from starlette.status import WS_1008_POLICY_VIOLATION, WS_1011_INTERNAL_ERROR
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import metrics
-from gateway.access.api_keys import ApiKey, ApiKeys, key_in
+from gateway.access.api_key import ApiKey, key_gone
+from gateway.access.api_keys import ApiKeys, key_in
 from gateway.access.client_secrets import PREFIX, ClientSecrets, opens, presented_key
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.http.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.http.json_writer import error_response, refuse
 from gateway.page.files import PATHS as PAGE_PATHS
+from gateway.tasks import limited
 from services.common.telemetry import tracing
 from services.common.telemetry.spans import Span, Spans
 
@@ -36,9 +39,14 @@ _OPEN_TO_READ = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
 _OF_OPERATORS = ("/start_profile", "/stop_profile")
 _TRACED = ("POST", _WEBSOCKET)  # methods that may reach a stage
+_LEAST_BYTES_PER_S = 1024  # of a body
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 
 log = structlog.get_logger()
+
+
+class KeyGone(Exception):
+    """The API key of a request was removed."""
 
 
 class _OpenRequest:
@@ -62,11 +70,12 @@ class _OpenRequest:
         return with_firsts(Span(self.id, "gateway", self._started, self._ended, outcome, owner=owner), self.fields)
 
     async def send(self, message: Message) -> None:
-        if message["type"] in ("http.response.start", "websocket.accept"):
+        if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
             self.status = message.get("status", _SWITCHED)
             message.setdefault("headers", [])
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self.id
+            headers["x-content-type-options"] = "nosniff"
             if self.ignored:
                 headers["x-quartet-ignored"] = ", ".join(sorted(self.ignored))
         elif message["type"] == "websocket.close":
@@ -83,6 +92,14 @@ class _OpenRequest:
             await self.send({"type": "websocket.close", "code": WS_1011_INTERNAL_ERROR})
         elif self.status == 0:
             await error_response(error, self._scope["state"])(self._scope, receive, self.send)
+
+    async def end_with_key(self, receive: Receive) -> None:
+        """Tells the client, if no response has begun; the server cuts off one that has."""
+        self.fields["code"] = "invalid_api_key"
+        if self._scope["type"] == "websocket":
+            await self.send({"type": "websocket.close", "code": WS_1008_POLICY_VIOLATION})
+        elif self.status == 0:
+            await error_response(key_gone(), self._scope["state"])(self._scope, receive, self.send)
 
     def end(self) -> None:
         duration_ms = round((time.monotonic() - self._started) * 1000, 1)
@@ -135,6 +152,8 @@ class RequestContext:
             await self._app(scope, receive, request.send)
         except (ClientGone, ClientDisconnect):
             request.status = CLIENT_CLOSED_REQUEST
+        except KeyGone:
+            await request.end_with_key(receive)
         except Exception:
             await request.fail(receive)
         finally:
@@ -170,10 +189,10 @@ class HeadAsGet:
 class BodyLimit:
     """Refuses larger bodies with 413 while it reads them, and drops the rest: the client must read the answer.
 
-    Refuses compressed ones with 415."""
+    Refuses bodies that take longer than `limit_s`, and 1 s for each KiB, with 408; compressed ones with 415."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
+    def __init__(self, app: ASGIApp, max_bytes: int, limit_s: float) -> None:
+        self._app, self._max_bytes, self._limit_s = app, max_bytes, limit_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -189,12 +208,19 @@ class BodyLimit:
         if declared.isdecimal() and int(declared) > self._max_bytes:
             await refuse(error, scope, receive, send)
             return
-        received = 0
+        received, has_more = 0, True
+        late = ApiError(
+            408, "the body took too long to arrive; send it faster", None, "request_timeout", "timeout_error"
+        )
+        began = time.monotonic()
 
         async def receive_limited() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
+            nonlocal received, has_more
+            if not has_more:  # what comes is the disconnection
+                return await receive()
+            async with limited(began + self._limit_s + received / _LEAST_BYTES_PER_S - time.monotonic(), late):
+                message = await receive()
+            received, has_more = received + len(message.get("body", b"")), message.get("more_body", False)
             if received > self._max_bytes:
                 raise error
             return message
@@ -222,7 +248,7 @@ class RequireKey:
             state = scope.setdefault("state", {})
             state["key"] = key
             state.setdefault("log", {})["key"] = key.name
-            await self._app(scope, receive, send)
+            await self._until_gone(key, scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": WS_1008_POLICY_VIOLATION})
         elif not presented and scope["method"] == "GET" and scope["path"] in _OPEN_TO_READ:
@@ -235,6 +261,20 @@ class RequireKey:
             headers = "`Authorization: Bearer KEY` or `x-api-key: KEY`"
             message = f"{reason}; send {headers} with one that this server's operator gave out"
             await refuse(ApiError(401, message, None, "invalid_api_key"), scope, receive, send)
+
+    async def _until_gone(self, key: ApiKey, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves the request. Raises KeyGone: the key was removed meanwhile."""
+        task = asyncio.current_task()
+        assert task is not None
+        key.tasks.add(task)
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if not key.is_gone or task.uncancel():
+                raise
+            raise KeyGone from None
+        finally:
+            key.tasks.discard(task)
 
     def _key(self, presented: str, scope: Scope) -> ApiKey | None:
         key = self._keys.find(presented)

@@ -1,13 +1,14 @@
 """WebSockets: their beginning, their end and their number."""
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from starlette import status
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from gateway import metrics
+from gateway.access.api_key import ApiKey
 from gateway.access.client_secrets import subprotocol_of
 from gateway.errors import ApiError
 from gateway.http.connection import ClientGone
@@ -53,15 +54,16 @@ async def receive_text(socket: WebSocket) -> str | None:
 
 
 @contextmanager
-def counted_session(gateway: Any) -> Iterator[None]:
-    """Counts a connection that may stay open for long. Raises ApiError: there are too many."""
+def counted_session(gateway: Any, key: ApiKey | None) -> Iterator[None]:
+    """Counts a connection that may stay open for long. Raises ApiError: there are too many, of all or of `key`."""
+    of_key = max(1, gateway.settings.max_realtime_sessions * gateway.settings.workers // 4)
     most = gateway.settings.max_realtime_sessions
     if gateway.realtime_sessions >= most:
         reason = f"this server has {most} realtime sessions, its most; try again later"
         raise ApiError(429, reason, None, "session_limit", "rate_limit_error")
     gateway.realtime_sessions += 1
     try:
-        with metrics.REALTIME_SESSIONS.track_inprogress():
+        with nullcontext() if key is None else key.session(of_key), metrics.REALTIME_SESSIONS.track_inprogress():
             yield
     finally:
         gateway.realtime_sessions -= 1

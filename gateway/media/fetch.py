@@ -2,10 +2,10 @@
 
 import asyncio
 import ipaddress
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 import httpx
@@ -13,6 +13,7 @@ import pybase64
 
 from gateway.errors import invalid
 from gateway.media.frames import film
+from gateway.media.names import NameLookUps
 from gateway.settings import GatewaySettings
 from services.common.media import MediaError
 
@@ -49,6 +50,20 @@ _EMBEDDED_IPV4 = (
     (ipaddress.IPv6Network("2002::/16"), 80),  # 6to4
 )
 _IPV6_UNICAST = ipaddress.IPv6Network("2000::/3")  # all assigned addresses; excludes site-local ones
+# Some versions of Python take these for global.
+_SPECIAL = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "100.64.0.0/10",  # carriers' own, and Alibaba Cloud's metadata
+            "168.63.129.16/32",  # of Azure's hosts
+            "192.0.0.0/24",  # of protocols, and Oracle Cloud's metadata
+            "192.88.99.0/24",  # 6to4 relays
+            "198.18.0.0/15",  # benchmarks
+            "2001::/23",  # of protocols, Teredo among them
+        ),
+    )
+)
 
 
 def is_public(address: str) -> bool:
@@ -60,21 +75,22 @@ def is_public(address: str) -> bool:
                 return is_public(str(ipaddress.IPv4Address(int(ip) >> shift & 0xFFFFFFFF)))
         if ip not in _IPV6_UNICAST:
             return False
-    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+    return not _is_in(ip, _SPECIAL) and ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
 
 
-async def resolve(host: str, port: int, private_allowed: bool) -> str:
-    """The address of `host` to connect to; a second look-up could differ.
+_Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-    Raises:
-        MediaError: the name is unknown, or, unless `private_allowed`, any of its addresses is not public.
-    """
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        raise MediaError(f"the host {host!r} cannot be resolved") from None
-    addresses = [str(entry[4][0]) for entry in found]
-    if not private_allowed and not all(map(is_public, addresses)):
+
+def _is_in(ip: _Ip, networks: Iterable[ipaddress.IPv4Network | ipaddress.IPv6Network]) -> bool:
+    return any(ip in network for network in networks)
+
+
+def permitted(host: str, addresses: Sequence[str], limits: GatewaySettings) -> str:
+    """The address of `host` to connect to; a second look-up could differ. Raises MediaError: one is forbidden."""
+    denied = list(map(ipaddress.ip_network, limits.media_denied_networks))
+    if any(_is_in(ipaddress.ip_address(address.split("%")[0]), denied) for address in addresses):
+        raise MediaError(f"the host {host!r} is at an address that this server does not fetch from; send a data URL")
+    if not limits.media_private_addresses and not all(map(is_public, addresses)):
         raise MediaError(
             f"the host {host!r} is at a private or reserved address, and this server fetches from public ones only; "
             "send the file as a data URL"
@@ -87,6 +103,7 @@ class Fetcher:
 
     def __init__(self, limits: GatewaySettings) -> None:
         self.limits = limits
+        self._names = NameLookUps()
         self._client = httpx.AsyncClient(
             follow_redirects=False,  # each hop is checked first
             trust_env=False,  # a proxy would resolve names by itself
@@ -97,10 +114,11 @@ class Fetcher:
         )
 
     async def close(self) -> None:
+        self._names.close()
         await self._client.aclose()
 
-    async def get(self, url: str, kind: str) -> bytes:
-        """Fetches a file of `kind` "image", "audio" or "video".
+    async def get(self, url: str, kind: str, turn: AbstractAsyncContextManager[Any] = nullcontext()) -> bytes:
+        """Fetches a file of `kind` "image", "audio" or "video". Its host's name is looked up in `turn`.
 
         Raises:
             MediaError: the URL is malformed, its host forbidden, its file too large, too slow or of another type.
@@ -109,10 +127,10 @@ class Fetcher:
             return await asyncio.to_thread(decode_data_url, url, kind, self.limits.media_max_bytes)
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S):
-                return await self._fetch(url, kind)
+                return await self._fetch(url, kind, turn)
         except (TimeoutError, httpx.TimeoutException):
             raise MediaError(f"the URL took longer than the {FETCH_TIMEOUT_S:g} s allowed") from None
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:  # the latter: of a redirect
             raise MediaError(f"the URL cannot be fetched: {type(error).__name__}") from None
 
     async def get_or_decode(self, source: str, kind: str, max_bytes: int) -> bytes:
@@ -121,11 +139,14 @@ class Fetcher:
             return await self.get(source, kind)
         return await asyncio.to_thread(decode_base64, source, max_bytes)
 
-    async def _fetch(self, url: str, kind: str) -> bytes:
+    async def _fetch(self, url: str, kind: str, turn: AbstractAsyncContextManager[Any]) -> bytes:
         for _ in range(_MAX_REDIRECTS + 1):
             parsed = _parse(url)
             port = parsed.port or (443 if parsed.scheme == "https" else 80)
-            address = await resolve(parsed.raw_host.decode(), port, self.limits.media_private_addresses)
+            host = parsed.raw_host.decode()
+            async with turn:
+                addresses = await self._names.addresses(host, port)
+            address = permitted(host, addresses, self.limits)
             async with self._client.stream(
                 "GET",
                 parsed.copy_with(host=address),

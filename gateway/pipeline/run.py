@@ -5,10 +5,12 @@ import uuid
 from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
 
+from gateway.access.places import Places, in_turn
 from gateway.pipeline.balance import prompt_key
 from gateway.pipeline.event_buffer import EventBuffer
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
@@ -52,17 +54,29 @@ def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
     return {"talker": speak, "code2wav": code2wav_pb2.DecodeRequest(sample_format=code2wav_pb2.SAMPLE_FORMAT_PCM16)}
 
 
-async def run(pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float) -> AsyncGenerator[tuple[int, Event], None]:
-    """Runs `jobs` at the same time and yields (index of the job, event).
+async def run(
+    pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float, places: Places | None = None
+) -> AsyncGenerator[tuple[int, Event], None]:
+    """Runs `jobs` and yields (index of the job, event).
 
     A job's events begin with PromptRead and end with Finished. Closing the iterator cancels every stage.
+
+    Args:
+        places: of the jobs beside the first, which begin as they come free; None: all run at the same time.
 
     Raises:
         StageError: of the first job that failed. `origin` is the kind of the stage at fault, "" the gateway.
     """
     events = EventBuffer()
     deadline = asyncio.get_running_loop().time() + timeout_s
-    answers = [_Answer(pipeline, job, index, events, deadline).run() for index, job in enumerate(jobs)]
+
+    async def answer(index: int) -> None:
+        await _Answer(pipeline, jobs[index], index, events, deadline).run()
+
+    if places is None or len(jobs) == 1:
+        answers = [answer(index) for index in range(len(jobs))]
+    else:
+        answers = in_turn([partial(answer, index) for index in range(len(jobs))], places)
     work = asyncio.create_task(gather_or_cancel(answers))
     work.add_done_callback(events.wake)
     timer = asyncio.get_running_loop().call_at(deadline, work.cancel)

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gateway.validation import NotNegative, Positive, Strict
+from gateway.validation import Listed, NotNegative, Positive, Strict
 from services.common import sampling_limits as limits
 
 
@@ -49,7 +49,7 @@ class ThinkerSampling(TranscriptSampling):
     max_tokens: Positive | None = Field(default=None, description="most tokens of the answer")
     min_tokens: NotNegative | None = Field(default=None, description="least tokens of the answer")
     ignore_eos: bool | None = Field(default=None, description="continue past end-of-sequence")
-    stop_token_ids: list[NotNegative] | None = Field(default=None, description="token ids that end the answer")
+    stop_token_ids: Listed[NotNegative] | None = Field(default=None, description="token ids that end the answer")
 
 
 class TalkerSampling(_Sampling):

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterable
 
+_MAX_CHARACTERS = 1000
 # What messages of libraries have for their own developers: places in a source, objects, and numbers of errors.
 _INSIDES = re.compile(
-    r"\[\d\d:\d\d:\d\d\] |\S*/\S+\.(?:cc|cpp|cu|h|py|pyx|rs)(?::\d+)+:? ?|File \"\S+\", line \d+"
+    r"\[\d\d:\d\d:\d\d\] |(?<!\S)\S*/\S+\.(?:cc|cpp|cu|h|py|pyx|rs)(?::\d+)+:? ?|File \"\S+\", line \d+"
     r"|\[Errno -?\d+\] ?|,? patches welcome|: '<none>'"
     r"|<[\w.]+ (?:[^<>]* )?at 0x[0-9a-fA-F]+>|'[\w.]+' object has no attribute '\w+'"
 )
@@ -17,5 +18,7 @@ def match_case(name: str, known: Iterable[str]) -> str | None:
 
 
 def without_insides(message: str) -> str:
-    """`message` without what a library says of itself."""
-    return re.sub(r"\s+", " ", _INSIDES.sub("", message)).strip(" :,")
+    """`message` without what a library says of itself. A long one is cut: it may quote a client, and patterns take a
+    power of its length."""
+    short = message if len(message) <= _MAX_CHARACTERS else f"{message[:_MAX_CHARACTERS]}..."
+    return re.sub(r"\s+", " ", _INSIDES.sub("", short)).strip(" :,")

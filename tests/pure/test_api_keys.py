@@ -221,8 +221,8 @@ async def test_a_changed_file_counts_within_seconds(key_file: Path):
         await until_status(gateway, carol, 200)
         assert await status(gateway, BOB) == 401
         assert await status(gateway, ALICE) == 200
+        assert (await answering).status_code == 401  # of a key that is gone: what it began ends
         thinker.release.set()
-        assert (await answering).status_code == 200  # of a key that is gone: what it began goes on
         page = (await gateway.http.get("/metrics")).text
         assert 'key="alice"' in page
         assert 'key="bob"' not in page
@@ -233,6 +233,12 @@ async def test_a_changed_file_counts_within_seconds(key_file: Path):
         [line] = [line for line in logs if line["log_level"] == "error"]
         assert line["error"].startswith(f"{key_file}:3: keys.0.sha: unknown")
         assert await status(gateway, carol) == 200
+
+        for empty, rest in (("keys: []\n", carol), ("keys:\n", ALICE)):  # after the last entry was removed
+            replace(key_file, empty)
+            await until_status(gateway, rest, 401)
+            write(key_file, entry("alice", ALICE))
+            await until_status(gateway, ALICE, 200)
 
 
 async def status(gateway: Running, key: str) -> int:
@@ -273,7 +279,7 @@ async def test_a_websocket_needs_a_key_too():
     ("text", "message"),
     [
         ("", ":1: must be a mapping with the key `keys`"),
-        ("keys: []", ":1: keys: "),
+        ("keys: {}", ":1: keys: "),
         ("keys:\n  - name: a b\n    sha256: x", ":2: keys.0.name: must be 1 to 64 letters"),
         ("keys:\n  - name: a\n    sha256: sk-quartet-secret", ":3: keys.0.sha256: must be 64 hexadecimal digits"),
         ("keys:\n  - name: a\n    sha256: 12", ":3: keys.0.sha256: must be 64 hexadecimal digits"),

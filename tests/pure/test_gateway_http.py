@@ -4,10 +4,13 @@ import asyncio
 import gzip
 import json
 import re
+import socket
 
 import httpx
 import pytest
 from starlette.websockets import WebSocket
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from gateway.__main__ import server_config
 from gateway.access.api_keys import digest, new_key
@@ -228,15 +231,68 @@ async def test_no_page_of_another_origin_is_let_in_by_default(tmp_path):
     assert f"--allowed-origins={PAGE}" in (await browser(app_of(tmp_path), PAGE).post("/v1/nothing")).text
 
 
+OWN = ("localhost", "here:8000", "127.0.0.1:8000", "[::1]:8000", "10.1.2.3", "gateway.quartet.svc.cluster.local")
+OWN = (*OWN, "page.localhost", "host.docker.internal:8000", "Gateway.quartet.svc.", socket.gethostname())
+REBOUND = ("attacker.example", "attacker.example:8000", "127.0.0.1.attacker.example", "a.b@c.d", "svc.example", "1.2.3")
+
+
+async def asked(app, host: str, path: str) -> tuple[int, str | None]:
+    async with browser(app, f"http://{host}", **{"sec-fetch-site": "same-origin", "host": host}) as page:
+        answer = await page.get(path)
+    return answer.status_code, answer.json()["error"]["code"] if answer.is_client_error else None
+
+
+async def test_a_page_whose_name_leads_here_is_refused(tmp_path):
+    """DNS rebinding: to the browser this server is that page's own."""
+    app = app_of(tmp_path)
+    for host in OWN:
+        assert (await asked(app, host, "/health"))[0] == 200, host
+    for host in REBOUND:
+        for path in ("/health", "/v1/nothing", "/", "/ready"):
+            assert await asked(app, host, path) == (421, "unknown_host"), host
+
+
+async def test_names_of_this_server(tmp_path):
+    for setting in ("chat.example.com", "*.example.com", "*"):
+        app = app_of(tmp_path, allowed_hosts=[setting])
+        assert (await asked(app, "chat.example.com:443", "/health"))[0] == 200
+        known = (200, None) if setting == "*" else (421, "unknown_host")
+        assert await asked(app, "chat.example.com.attacker.example", "/health") == known
+    published = app_of(tmp_path, host="0.0.0.0", published_host="box.example.com", allow_anonymous=True)
+    assert (await asked(published, "box.example.com", "/health"))[0] == 200
+    for wrong in ("https://chat.example.com", "chat.example.com:443", "a.*"):
+        with pytest.raises(ValueError, match="is no name of a host: write it as"):
+            GatewaySettings(pipeline=SPEECH, allowed_hosts=[wrong])
+
+
+async def test_with_keys_only_what_needs_none_is_guarded_but_by_setting(tmp_path):
+    app = app_of(tmp_path, keys=True)
+    assert await asked(app, "chat.example.com", "/v1/models") == (401, "invalid_api_key")
+    for path in ("/ready", "/metrics"):
+        assert await asked(app, "chat.example.com", path) == (421, "unknown_host")
+    app = app_of(tmp_path, keys=True, allowed_hosts=["chat.example.com"])
+    assert await asked(app, "chat.example.com", "/v1/models") == (401, "invalid_api_key")
+    assert await asked(app, "attacker.example", "/v1/models") == (421, "unknown_host")
+
+
+async def test_websockets_of_pages_whose_names_lead_here_are_refused(gateway):
+    with pytest.raises(InvalidStatus) as refused:
+        async with connect(
+            f"{gateway.url.replace('http', 'ws')}/v1/realtime", additional_headers={"host": "a.example"}
+        ):
+            pass
+    assert refused.value.response.status_code == 421
+
+
 async def test_websockets_of_pages(gateway, monkeypatch):
-    socket = WebSocket({"type": "websocket", "app": gateway.app, "headers": [(b"origin", PAGE.encode())]}, None, None)  # pyright: ignore
+    page = WebSocket({"type": "websocket", "app": gateway.app, "headers": [(b"origin", PAGE.encode())]}, None, None)  # pyright: ignore
     for allowed in ([PAGE], ["*"]):
         monkeypatch.setattr(gateway.app.state.gateway.settings, "allowed_origins", allowed)
-        check_socket(socket)
+        check_socket(page)
     for allowed in ([], [OTHER]):
         monkeypatch.setattr(gateway.app.state.gateway.settings, "allowed_origins", allowed)
         with pytest.raises(ApiError, match=f"--allowed-origins={PAGE}"):
-            check_socket(socket)
+            check_socket(page)
 
 
 @pytest.mark.parametrize("origin", ["chat.example.com", "https://chat.example.com/", "https://a.example/b", ""])

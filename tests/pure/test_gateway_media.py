@@ -5,6 +5,7 @@ import base64
 import io
 import struct
 import textwrap
+import threading
 import wave
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,8 +14,9 @@ from urllib.parse import quote
 import pytest
 from PIL import Image
 
-from gateway.media import fetch
-from gateway.media.check import check
+from gateway.errors import ApiError
+from gateway.media import fetch, names
+from gateway.media.check import MediaFile, check, load_media
 from gateway.media.fetch import Fetcher, MediaError, decode_base64, decode_data_url
 from gateway.settings import GatewaySettings
 
@@ -78,10 +80,7 @@ async def test_the_checked_address_is_the_one_connected_to(monkeypatch):
         port = origin.rsplit(":", 1)[1]
         answers = [["127.0.0.1"], ["192.0.2.1"]]  # a rebinding name: harmless when checked, another when connected to
 
-        async def resolver(host, port, **_):
-            return [(None, None, None, None, (answer, port)) for answer in answers.pop(0)]
-
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver)
+        monkeypatch.setattr(names, "_addresses", lambda host, port: answers.pop(0))
         monkeypatch.setattr(fetch, "is_public", lambda address: address == "127.0.0.1")
         assert await get(f"http://rebind.example:{port}/a") == b"abc"
         assert len(answers) == 1
@@ -89,12 +88,9 @@ async def test_the_checked_address_is_the_one_connected_to(monkeypatch):
 
 
 async def test_every_address_of_a_name_is_checked(monkeypatch):
-    async def resolver(host, port, **_):
-        return [(None, None, None, None, (answer, port)) for answer in ("8.8.8.8", "10.0.0.1")]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolver)
-    with pytest.raises(fetch.MediaError):
-        await fetch.resolve("mixed.example", 80, private_allowed=False)
+    monkeypatch.setattr(names, "_addresses", lambda host, port: ["8.8.8.8", "10.0.0.1"])
+    with pytest.raises(MediaError, match="private or reserved"):
+        await get("http://mixed.example/a")
 
 
 async def test_each_redirect_is_checked(monkeypatch):
@@ -103,6 +99,10 @@ async def test_each_redirect_is_checked(monkeypatch):
         assert await get(f"{origin}/ok", media_private_addresses=True) == b"abc"
         with pytest.raises(MediaError, match="more than 3 times"):
             await get(f"{origin}/loop", media_private_addresses=True)
+        for strange in ("data:image/png;base64,YWJj", "data:,%", "//"):
+            pages["/strange"] = redirect(strange)
+            with pytest.raises(MediaError):
+                await get(f"{origin}/strange", media_private_addresses=True)
         pages["/broken"] = redirect("http://[::1")
         with pytest.raises(MediaError, match="cannot be fetched"):
             await get(f"{origin}/broken", media_private_addresses=True)
@@ -199,10 +199,62 @@ async def test_other_urls_are_refused(url):
         ("::ffff:10.0.0.1", False),
         ("64:ff9b::10.0.0.1", False),
         ("2002:a00:1::", False),
+        ("192.0.0.192", False),
+        ("192.0.0.8", False),
+        ("168.63.129.16", False),
+        ("100.100.100.200", False),
+        ("192.88.99.1", False),
+        ("198.18.0.1", False),
+        ("::ffff:168.63.129.16", False),
+        ("64:ff9b::168.63.129.16", False),
+        ("fd00:ec2::254", False),
     ],
 )
 def test_public_addresses(address, public):
     assert fetch.is_public(address) is public
+
+
+async def test_further_addresses_may_be_forbidden():
+    async with site({"/a": page(b"abc")}) as (origin, requests):
+        for networks, refused in ((["127.0.0.0/8"], True), (["10.0.0.0/8", "2001:db8::/32"], False)):
+            settings = {"media_private_addresses": True, "media_denied_networks": networks}
+            if refused:
+                with pytest.raises(MediaError, match="does not fetch from"):
+                    await get(f"{origin}/a", **settings)
+                assert requests == []
+            else:
+                assert await get(f"{origin}/a", **settings) == b"abc"
+    with pytest.raises(ValueError, match="does not appear to be"):
+        limits(media_denied_networks=["10.0.0.0/8/9"])
+
+
+async def test_names_that_nobody_answers_hold_up_no_others(monkeypatch):
+    """Not those of stages, which the event loop's threads look up; of media, no more than there are threads."""
+    silent, waiting = threading.Event(), []
+
+    def addresses(host: str, port: int) -> list[str]:
+        waiting.append(host)
+        silent.wait(60)
+        return []
+
+    monkeypatch.setattr(names, "_addresses", addresses)
+    monkeypatch.setattr(names, "LOOK_UP_S", 0.05)
+    fetcher = Fetcher(limits())
+    files = [MediaFile(f"messages[0].content[{i}]", "image", f"http://{i}.example/a") for i in range(64)]
+    try:
+        with pytest.raises(ApiError, match=r"messages\[0\].content\[0\]: nobody answered within 0.05 s where"):
+            await load_media(fetcher, files)
+        assert len(waiting) <= names.MAX_OF_REQUEST + 8
+        loop = asyncio.get_running_loop()
+        assert await loop.getaddrinfo("127.0.0.1", 1)
+        requests = [fetcher.get(f"http://{i}.example/b", "image") for i in range(200)]
+        outcomes = await asyncio.gather(*requests, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {MediaError}
+        assert any("too many names" in str(outcome) for outcome in outcomes)
+        assert await loop.getaddrinfo("127.0.0.1", 1)
+    finally:
+        silent.set()
+        await fetcher.close()
 
 
 def test_data_urls():

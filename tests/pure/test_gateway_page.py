@@ -1,5 +1,7 @@
 """The files of the page at `/`, who gets them, and whose pages may use a server without keys."""
 
+import base64
+import hashlib
 import re
 
 import httpx
@@ -35,6 +37,29 @@ async def test_every_file_that_the_page_names_is_there_without_a_key(tmp_path):
         assert named == PATHS
         assert (await http.get("/page/other.js")).status_code == 401
         assert (await http.get("/v1/models")).status_code == 401
+
+
+async def test_the_api_s_description_runs_nothing_and_asks_no_other_server():
+    async with client() as http:
+        docs = await http.get("/docs")
+        assert docs.status_code == 200
+        assert "POST /v1/chat/completions" in docs.text
+        policy = docs.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src" not in policy
+        assert not re.search(r"<script|<link|(src|href)=.?(https?:)?//", docs.text)
+        style = re.search("<style>(.*?)</style>", docs.text, re.DOTALL)
+        assert style
+        assert base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode() in policy
+        assert (await http.get("/redoc")).status_code == 404
+
+
+async def test_no_browser_guesses_what_an_answer_is():
+    async with client() as http:
+        for path in ("/health", "/docs", "/openapi.json", "/v1/nothing", "/", *PATHS):
+            assert (await http.get(path)).headers["x-content-type-options"] == "nosniff", path
+        refused = await http.post("/v1/responses", headers={"origin": "https://other.example"})
+        assert (refused.status_code, refused.headers["x-content-type-options"]) == (403, "nosniff")
 
 
 async def test_a_file_is_sent_again_only_when_it_has_changed():

@@ -6,10 +6,12 @@ import io
 import itertools
 import json
 import re
+import tempfile
 import threading
 import time
 import wave
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,16 @@ import numpy as np
 import pytest
 import soundfile
 
+from gateway.answers.transcription import audio_sources
+from gateway.answers.transcription.audio_sources import FileSound
 from gateway.answers.transcription.formats import Segment, srt, vtt
-from gateway.listening.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses, decoded, windows
+from gateway.http.connection import drain
+from gateway.listening.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses, WindowFinder, decoded
 from gateway.media.encode import encode_audio
+from gateway.tasks import cancel
 from quartet.v1 import thinker_pb2
 from services.common.errors import ContextTooLong, InternalError, InvalidInput, QueueFull
+from tests.support.disks import small_disk
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import Running
 
@@ -406,7 +413,9 @@ async def test_a_client_that_leaves_ends_all_windows(gateway):
 async def test_windows_of_speech_without_a_pause_fit_a_request():
     question, _ = soundfile.read(QUESTION, dtype="int16")
     speech = np.concatenate([question[: int(1.7 * RATE_HZ)]] * 40).tobytes()
-    found = list(windows((speech[i : i + 5000] for i in range(0, len(speech), 5000)), Pauses()))
+    finder = WindowFinder(Pauses())
+    found = [window for i in range(0, len(speech), 5000) for window in finder.add(speech[i : i + 5000])]
+    found += finder.close()
     assert len(found) > 2
     assert all(len(window.pcm16) / 2 / RATE_HZ <= MAX_WINDOW_S for window in found)
     for window, following in itertools.pairwise(found):
@@ -445,12 +454,66 @@ async def test_sound_that_is_too_long_for_the_time_is_an_error(gateway, monkeypa
     assert (await post(gateway)).status_code == 504
 
 
-async def test_a_broken_detector_is_an_error_and_no_hang(gateway, monkeypatch):
-    def broken(pieces: Any, pauses: Any) -> Any:
-        raise RuntimeError("broken")
-        yield
+@cache
+def silence(seconds: int, rate_hz: int = 8000) -> bytes:
+    """A FLAC file, 4,000 times smaller than its sound."""
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(seconds * rate_hz, np.int16), rate_hz, format="FLAC")
+    return file.getvalue()
 
-    monkeypatch.setattr("gateway.answers.transcription.audio_sources.windows", broken)
+
+async def test_hours_of_silence_delay_nobody(gateway, monkeypatch):
+    """With one thread, one file is enough to take all of them."""
+    monkeypatch.setattr(audio_sources, "_LISTENERS", ThreadPoolExecutor(1))
+    long = asyncio.create_task(post(gateway, sound=silence(3600)))
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    assert (await post(gateway)).json()["text"]
+    assert time.monotonic() - began < 5
+    assert not long.done()
+    long.cancel()
+
+
+async def test_an_owner_s_files_wait_for_each_other_and_for_no_other_owner(monkeypatch):
+    monkeypatch.setattr(audio_sources, "_LISTENERS", ThreadPoolExecutor(1))
+    content = silence(3600)
+    many = [FileSound(content, Pauses(), 60, owner="alice") for _ in range(16)]
+    listening = [asyncio.create_task(drain(sound.windows())) for sound in many]
+    while sum(sound.duration_s for sound in many) < 10:
+        await asyncio.sleep(0.01)
+    before_s = sum(sound.duration_s for sound in many)
+    await drain(FileSound(silence(25), Pauses(), 60, owner="bob").windows())
+    assert sum(sound.duration_s for sound in many) - before_s < 80  # some rounds of 10 s
+    await cancel(*listening)
+
+
+async def test_the_longest_sound_is_a_limit_whether_the_file_says_how_long_it_is_or_not(gateway, monkeypatch):
+    monkeypatch.setattr(gateway.app.state.gateway.settings, "max_transcription_s", 20.0)
+    claimed = silence(21)
+    length = slice(21, 26)  # of a FLAC: 36 bits, 0 means unknown
+    unclaimed = claimed[:21] + bytes([claimed[21] & 0xF0, 0, 0, 0, 0]) + claimed[26:]
+    assert claimed[length] != unclaimed[length]
+    for sound in (claimed, unclaimed):
+        refused = await post(gateway, sound=sound)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_media"), refused.text
+        assert "20 s" in refused.json()["error"]["message"]
+    assert (await post(gateway, sound=silence(19))).json()["text"] == ""
+
+
+async def test_an_upload_that_finds_no_room_fails_alone(gateway, tmp_path, monkeypatch):
+    with small_disk(tmp_path / "disk", 1) as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        refused = await post(gateway, sound=bytes(3 * 1024 * 1024))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_failed")
+        assert refused.headers["retry-after"]
+        assert (await post(gateway)).json()["text"]
+
+
+async def test_a_broken_detector_is_an_error_and_no_hang(gateway, monkeypatch):
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("gateway.answers.transcription.audio_sources.WindowFinder.add", broken)
     assert (await post(gateway)).status_code == 500
 
 

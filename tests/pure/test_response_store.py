@@ -29,7 +29,7 @@ def said(text: str) -> dict[str, Any]:
 
 
 async def test_who_has_most_loses_what_is_longest_unused(tmp_path: Path) -> None:
-    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=20_000) as store:
+    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=22_000) as store:
         mine = thread()
         await store.put(mine, "small", [said("x" * 500)])
         first, second = thread(), thread()
@@ -46,7 +46,7 @@ async def test_who_has_most_loses_what_is_longest_unused(tmp_path: Path) -> None
 
 
 async def test_what_nobody_answers_to_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ResponseStore(None, ttl_s=100, max_bytes=20_000) as store:
+    async with ResponseStore(None, ttl_s=100, max_bytes=22_000) as store:
         await store.put(first := thread(), None, [said("a")])
         await store.put(second := thread(previous=first.id), None, [said("b")])
         now = time.time()
@@ -85,7 +85,7 @@ async def test_a_key_sees_its_own_and_another_gateway_goes_on(tmp_path: Path) ->
 async def test_what_a_gateway_left_unfinished_is_told_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=20_000) as store:
+    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=22_000) as store:
         lost = Thread(new_id("resp"), 0, None, {"status": "in_progress", "background": True})
         await store.put(lost, None)
         await store.write("UPDATE threads SET used_at = ? WHERE id = ?", (time.time() - 200, lost.id))
@@ -111,7 +111,7 @@ async def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
 async def test_a_gateway_that_stops_keeps_what_it_has_of_the_background(tmp_path: Path) -> None:
     async with running(responses_dir=tmp_path, drain_timeout_s=0.1) as gateway:
         made = await _held(gateway)
-    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=20_000) as store:
+    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=22_000) as store:
         kept = await store.get(made, None)
         assert kept is not None
         assert kept.body["status"] == "cancelled"
@@ -127,3 +127,37 @@ async def _held(gateway: Running) -> str:
     await asyncio.wait_for(thinker.holding.wait(), 60)
     await gateway.until(lambda: gateway.app.state.responses._background[made.id].run.output)
     return made.id
+
+
+async def test_rows_count_as_bytes_and_give_them_back() -> None:
+    """Small rows and wide characters fill a store, too; what is removed makes room."""
+    async with ResponseStore(None, ttl_s=1000, max_bytes=22_000) as store:
+        empty = [thread() for _ in range(60)]
+        for each in empty:
+            await store.put(each, "small")
+        kept = [each for each in empty if await store.get(each.id, "small")]
+        assert len(kept) * 512 <= 22_000
+        wide = said("\u4e2d" * 2_000)  # 6,000 bytes
+        conversation = thread()
+        await store.put(conversation, "wide", [wide | {"id": "one"}])
+        assert len([each for each in empty if await store.get(each.id, "small")]) < len(kept)
+        for _ in range(5):  # what is removed counts no more
+            await store.remove_item(conversation.id, "one")
+            await store.add(conversation.id, [wide | {"id": "one"}])
+        assert await store.item_of(conversation.id, "one") is not None
+
+
+async def test_pages_of_items() -> None:
+    async with ResponseStore(None, ttl_s=1000, max_bytes=22_000) as store:
+        talk = thread()
+        await store.put(talk, None, [said("x") | {"id": f"i{n}"} for n in range(5)])
+
+        async def ids(after: str | None, limit: int, order: str) -> list[str] | None:
+            page = await store.page(talk.id, after, limit, order)
+            return None if page is None else [item["id"] for item in page]
+
+        assert await ids(None, 2, "asc") == ["i0", "i1"]
+        assert await ids("i1", 9, "asc") == ["i2", "i3", "i4"]
+        assert await ids("i3", 2, "desc") == ["i2", "i1"]
+        assert await ids("i4", 2, "asc") == []
+        assert await ids("other", 2, "asc") is None

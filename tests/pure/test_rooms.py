@@ -18,8 +18,8 @@ Imports = Mapping[str, frozenset[str]]
 # Room -> rooms that it may import from, besides itself. A room is the longest prefix of a module's name.
 STAGE = ("services.common", "services.registry", "services.sizes")
 GATEWAY = (
-    *("gateway.errors", "gateway.metrics", "gateway.pipelines", "gateway.settings", "gateway.store"),
-    *("gateway.tasks", "gateway.validation", "gateway.yaml_source", "services.common"),
+    *("gateway.errors", "gateway.json_bounds", "gateway.metrics", "gateway.pipelines", "gateway.settings"),
+    *("gateway.store", "gateway.tasks", "gateway.validation", "gateway.yaml_source", "services.common"),
 )
 ANSWERS = (
     *GATEWAY,

@@ -2,20 +2,24 @@
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from gateway import validation
 from gateway.answers.audio import AudioRequest
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.request import ChatCompletionRequest
 from gateway.answers.transcription.request import TranscriptionRequest, TranslationRequest
 from gateway.answers.videos import VideoRequest
+from gateway.dialects.anthropic.schema import MessagesRequest
 from gateway.dialects.openai.completions import CompletionRequest
 from gateway.dialects.openai.speech import CreateSpeechRequest
 from gateway.dialects.openai.speech_stream import SessionConfig
 from gateway.dialects.realtime.secrets import ClientSecretRequest
+from gateway.dialects.realtime.settings.session_config import RealtimeConfig
 from gateway.dialects.responses.schema import ResponseRequest
 from gateway.dialects.vllm.generate import GenerateRequest
 from gateway.dialects.vllm.tokens import DetokenizeRequest, TokenizeRequest
@@ -59,6 +63,54 @@ def test_null_is_absent(model):
     nulls = with_nulls(model, body)
     assert validated_json(model, json.dumps(nulls)) == validated_json(model, json.dumps(body))
     assert validated(model, nulls) == validated(model, body)
+
+
+def models(base: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for model in base.__subclasses__():
+        yield from (model, *models(model))
+
+
+def open_lists(schema: Any, place: str = "") -> Iterator[str]:
+    """Places of lists in pydantic's schema that have no end, or whose items make an error each."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "tuple", "set") and not (
+            schema.get("fail_fast") and schema.get("max_length")
+        ):
+            yield place
+        yield from (each for name, inner in schema.items() for each in open_lists(inner, f"{place}.{name}"))
+    elif isinstance(schema, list | tuple):
+        yield from (each for i, inner in enumerate(schema) for each in open_lists(inner, f"{place}.{i}"))
+
+
+def test_lists_of_clients_end():
+    rooms = ("gateway.answers.", "gateway.dialects.")
+    found = {model for model in models(BaseModel) if model.__module__.startswith(rooms)}
+    assert {ChatCompletionRequest, MessagesRequest, RealtimeConfig} <= found
+    for model in found:
+        assert list(open_lists(model.__pydantic_core_schema__)) == [], model
+
+
+def test_json_of_long_texts_is_read():
+    """What a text has of JSON's signs counts for nothing, whatever stands before it."""
+    text = '{"a": [1, 2], ' * 40_000 + "\\\\" * 2**19 + '\\"'  # a piece ends in a backslash
+    for length in (0, 1, 2, 3):
+        content = "x" * length + text
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": content}]})
+        for given in (body, body.encode()):
+            (message,) = validated_json(ChatCompletionRequest, given).messages
+            assert message.content[0].text == content  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ApiError, match="more than 400000 values"):
+        validated_json(ChatCompletionRequest, json.dumps({"model": text, "messages": [[]] * 400_000}))
+
+
+def test_nulls_take_the_time_of_their_number(monkeypatch):
+    """Each item has a null that may not be: a validation for each would be the square of it."""
+    message = {"role": "assistant", "tool_calls": [{"id": "a", "type": None, "function": {"name": "x"}}]}
+    read = []
+    monkeypatch.setattr(validation, "_place", lambda *given, place=validation._place: read.append(1) or place(*given))
+    request = validated_json(ChatCompletionRequest, json.dumps({"model": "m", "messages": [message] * 500}))
+    assert [each.role for each in request.messages] == ["assistant"] * 500
+    assert len(read) < 10
 
 
 # What a client has no use for: names of our classes and functions, tags of unions, pydantic's and Python's own words.

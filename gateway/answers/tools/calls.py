@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.request import FunctionTool, Tool

@@ -9,7 +9,7 @@ from gateway.answers.transcription.languages import language_of
 from gateway.errors import invalid
 from gateway.listening.speech_windows import Pauses
 from gateway.pipeline.sampling import TranscriptSampling
-from gateway.validation import Strict, ignoring
+from gateway.validation import Listed, Strict, ignoring
 
 
 class VadConfig(Strict):
@@ -37,11 +37,11 @@ class TranslationRequest(ignoring(TranscriptSampling, *harmless.TRANSCRIPTIONS))
     language: Annotated[str, AfterValidator(_language)] | None = Field(
         default=None, description="of the sound: ISO 639-1 code or English name; default, or auto: the model finds it"
     )
-    languages: list[Annotated[str, AfterValidator(_language)]] | None = Field(
+    languages: Listed[Annotated[str, AfterValidator(_language)]] | None = Field(
         default=None, description="instead of language: one; of several, the model finds which"
     )
     prompt: str | None = Field(default=None, description="names and terms that may be said, and their spelling")
-    keywords: list[str] | None = Field(default=None, description="added to prompt")
+    keywords: Listed[str] | None = Field(default=None, description="added to prompt")
     hotwords: str | None = Field(default=None, description="added to prompt")
     to_language: Annotated[str, AfterValidator(language_of)] | None = Field(
         default=None, description="of the text: ISO 639-1 code or English name; default: English"
@@ -84,7 +84,7 @@ class TranscriptionRequest(TranslationRequest):
     """Audio to be transcribed."""
 
     task: ClassVar[str] = "transcribe"
-    timestamp_granularities: list[Literal["segment"]] | None = None
+    timestamp_granularities: Listed[Literal["segment"]] | None = None
     chunking_strategy: Annotated[VadConfig, BeforeValidator(_as_strategy)] = VadConfig(type="server_vad")
 
     @property

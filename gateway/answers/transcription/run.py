@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 from gateway import metrics
+from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import Segment
@@ -43,7 +44,9 @@ class TranscriptionRun:
         sound: FileSound | LiveSound,
         request_id: str,
         log: dict[str, Any],
+        key: ApiKey | None = None,
     ) -> None:
+        self._key = key
         self.request, self.sound, self.segments = request, sound, list[Segment]()
         self._gateway, self._request_id, self._log = gateway, request_id, log
         terms = f" Names and terms in it may be: {request.prompt}" if request.prompt else ""
@@ -89,6 +92,8 @@ class TranscriptionRun:
                 await cutting
         finally:
             await cancel(cutting)
+            if self._key is not None:
+                self._key.owe(self.sound.duration_s)
         self._log |= {"audio_s": round(self.sound.duration_s, 3), "windows": len(self.segments)}
 
     def _own_name(self, member: str) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.validation import Ignored, Lenient, Strict
+from gateway.validation import Ignored, Lenient, Listed, Strict
 
 
 def _as_blocks(content: Any) -> Any:
@@ -19,7 +19,7 @@ class TextBlock(Strict):
     parsed_output: Ignored = None
 
 
-Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks)]
+Texts = Annotated[Listed[TextBlock], BeforeValidator(_as_blocks)]
 
 
 class Base64Source(Strict):
@@ -55,7 +55,7 @@ class TextSource(Strict):
 class ContentSource(Strict):
     type: Literal["content"]
     content: Annotated[
-        list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)
+        Listed[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)
     ]
 
 
@@ -90,7 +90,7 @@ class SearchResultBlock(Strict):
 
 
 Shown = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
-ShownBlocks = Annotated[list[Annotated[Shown, Field(discriminator="type")]], BeforeValidator(_as_blocks)]
+ShownBlocks = Annotated[Listed[Annotated[Shown, Field(discriminator="type")]], BeforeValidator(_as_blocks)]
 
 
 class ToolResultBlock(Strict):
@@ -151,7 +151,7 @@ class SystemTurn(Strict):
 
 class UserTurn(Strict):
     role: Literal["user"]
-    content: Annotated[list[Annotated[UserBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)] = Field(
+    content: Annotated[Listed[Annotated[UserBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)] = Field(
         min_length=1
     )
 
@@ -160,7 +160,7 @@ class AssistantTurn(Strict):
     """An earlier answer, as it was sent or its content alone."""
 
     role: Literal["assistant"]
-    content: Annotated[list[Annotated[AssistantBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)]
+    content: Annotated[Listed[Annotated[AssistantBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)]
     id: Ignored = None
     type: Ignored = None
     model: Ignored = None

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 from gateway.answers.request import StopStrings, ThinkerOptions
 from gateway.dialects.anthropic.blocks import Message, Texts
 from gateway.pipeline.sampling import ThinkerSampling
-from gateway.validation import Ignored, Lenient, Positive, Strict
+from gateway.validation import Ignored, Lenient, Listed, Positive, Strict
 
 _NO_SERVERS = "this server calls no others; give their tools as tools, and run them in the client"
 _DATED = re.compile(r"_\d{8}$")
@@ -100,17 +100,17 @@ class MessagesRequest(ThinkerSampling):
 
     model: str = Field(description="a name from /v1/models; a name of Anthropic's means the model that writes")
     max_tokens: Positive = Field(description="most tokens of the answer")  # pyright: ignore[reportIncompatibleVariableOverride]
-    messages: list[Message] = Field(min_length=1)
+    messages: Listed[Message] = Field(min_length=1)
     system: Texts | None = Field(default=None, description="a text, or text blocks")
     stop_sequences: StopStrings | None = Field(default=None, description="end the answer")
     stream: bool | None = None
     thinking: Thinking | None = Field(default=None, description="whether thinking blocks are sent; default: no")
-    tools: list[AnyTool] | None = Field(default=None, description="functions; Anthropic's own tools are left out")
+    tools: Listed[AnyTool] | None = Field(default=None, description="functions; Anthropic's own tools are left out")
     tool_choice: CallChoice | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(default=None, description="older name of output_config.format")
     quartet: Options = Options()
-    mcp_servers: Annotated[list[Any], AfterValidator(_refuse_servers)] | None = Field(
+    mcp_servers: Annotated[Listed[Any], AfterValidator(_refuse_servers)] | None = Field(
         default=None, description=f"refused: {_NO_SERVERS}"
     )
     cache_control: Ignored = None

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from gateway.access.places import Places
 from gateway.answers.answer import Answer, WholeAnswer, prompt_logprobs, usage
 from gateway.answers.chat_dialog import ChatDialog, needs_dialog
 from gateway.answers.gateway import Gateway
@@ -137,7 +138,8 @@ class ChatRun(_BaseRun):
         if needs_dialog(self._gateway, self._request):
             return self._turns()
         jobs = await to_jobs(self._gateway, self._request, self._meter.request_id, self._owner)
-        return run(self._gateway.pipeline, jobs, self._meter.left_s)
+        self._meter.charge(len(jobs), "n")
+        return run(self._gateway.pipeline, jobs, self._meter.left_s, Places(self._gateway.admission, self._key))
 
     async def _turns(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """The events of all turns and tools as those of one answer. Raises ApiError."""

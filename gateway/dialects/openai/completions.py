@@ -21,7 +21,7 @@ from gateway.http.connection import DONE, admitted, drain, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
-from gateway.validation import NotNegative, Positive, ignoring
+from gateway.validation import Listed, Positive, TokenIds, ignoring
 from quartet.v1 import thinker_pb2
 
 router = APIRouter(tags=["completions"])
@@ -33,7 +33,7 @@ class CompletionRequest(PromptMembers, ignoring(WriterSampling, *harmless.COMPLE
     """A request for completions: OpenAI's parameters, and vLLM's further ones."""
 
     model: str
-    prompt: str | list[str] | list[NotNegative] | list[list[NotNegative]] = Field(
+    prompt: str | Listed[str] | TokenIds | Listed[TokenIds] = Field(
         description="a text or token ids, or a list of either"
     )
     max_tokens: Positive | None = Field(default=None, description="most tokens of each completion; default: 16")

@@ -20,7 +20,7 @@ from gateway.answers.meter import Meter
 from gateway.answers.sentences import cut
 from gateway.answers.voice_options import SpeakPlan, VoiceOptions, plan_speech
 from gateway.errors import ApiError, in_own_terms, invalid
-from gateway.http.connection import EventStream, StreamedResponse, admitted, owner_of, sse
+from gateway.http.connection import EventStream, StreamedResponse, admitted, key_of, owner_of, sse
 from gateway.http.forms import page, read_json
 from gateway.media.encode import AUDIO_MEDIA_TYPES, BYTES_PER_SAMPLE, AudioStream
 from gateway.pipeline.events import AudioDelta, Finished
@@ -115,7 +115,7 @@ class SpeechRun:
     @classmethod
     async def begin(cls, gateway: Gateway, settings: SpeechSettings, http: HTTPConnection, text: str = "input") -> Self:
         """Raises ApiError: the talker cannot speak so."""
-        meter = Meter(http.state.request_id, gateway.settings.request_timeout_s, http.state.log)
+        meter = Meter(http.state.request_id, gateway.settings.request_timeout_s, http.state.log, key=key_of(http))
         gateway.catalog.stage_for("speech", gateway.catalog.meant(settings.model, "speech"))
         talker = gateway.catalog.info("talker")
         if not talker.reads_text:
@@ -143,6 +143,11 @@ class SpeechRun:
         return {"input_tokens": read, "output_tokens": made, "total_tokens": read + made}
 
     @property
+    def seconds(self) -> float:
+        """Of the sound so far."""
+        return self._audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz
+
+    @property
     def finish_reason(self) -> str:
         """Whether the talker's limit of frames ended a piece, in OpenAI's words."""
         return "length" if any(piece.end == talker_pb2.SPEECH_END_LENGTH for piece in self._spoken) else "stop"
@@ -151,14 +156,17 @@ class SpeechRun:
         """Yields the audio of one piece of text after the other. Raises ApiError."""
         form = "pcm16" if self._settings.response_format == "pcm" else self._settings.response_format
         stream = AudioStream(self.sample_rate_hz, form, self._settings.speed)
-        for i, piece in enumerate(pieces):
-            async with aclosing(self._samples(piece, "" if len(pieces) == 1 else f"-{i}")) as samples:
-                async for pcm16 in samples:
-                    if ready := await asyncio.to_thread(stream.add, pcm16):
-                        yield ready
+        try:
+            for i, piece in enumerate(pieces):
+                async with aclosing(self._samples(piece, "" if len(pieces) == 1 else f"-{i}")) as samples:
+                    async for pcm16 in samples:
+                        if ready := await asyncio.to_thread(stream.add, pcm16):
+                            yield ready
+        finally:  # the stages' work counts, if the client is gone, too
+            self._meter.owe(self.seconds)
         if rest := await asyncio.to_thread(stream.close):
             yield rest
-        metrics.spoken(self._audio_bytes / BYTES_PER_SAMPLE / self.sample_rate_hz, self._meter.elapsed_s)
+        metrics.spoken(self.seconds, self._meter.elapsed_s)
         usage = self.usage
         tokens = {"text_tokens": usage["input_tokens"], "frames": usage["output_tokens"]}
         self._meter.log |= {**tokens, "finish_reason": self.finish_reason}

@@ -17,7 +17,7 @@ from gateway.answers.transcription.formats import joined, srt, vtt
 from gateway.answers.transcription.request import TranscriptionRequest, TranslationRequest
 from gateway.answers.transcription.run import TranscriptionRun
 from gateway.errors import invalid
-from gateway.http.connection import EventStream, admitted, drain, sse, while_connected
+from gateway.http.connection import EventStream, admitted, drain, key_of, owner_of, sse, while_connected
 from gateway.http.forms import FILE, is_json, page, read_form, read_json
 from gateway.http.json_writer import Json
 from gateway.media.fetch import media_errors
@@ -90,8 +90,8 @@ async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)
 async def _respond(http: Request, gateway: Gateway, model: type[TranslationRequest]) -> Response:
     limit_s = gateway.settings.request_timeout_s
     request, content = await _read(http, gateway, model)
-    sound = FileSound(content, request.pauses, limit_s)
-    run = TranscriptionRun(gateway, request, sound, http.state.request_id, http.state.log)
+    sound = FileSound(content, request.pauses, limit_s, gateway.settings.max_transcription_s, owner_of(http))
+    run = TranscriptionRun(gateway, request, sound, http.state.request_id, http.state.log, key_of(http))
     if request.stream:
         return EventStream(_events(run), limit_s)
     return await while_connected(http.receive, _whole(run))

@@ -23,7 +23,7 @@ from gateway.http.json_writer import Json
 from gateway.pipeline.replica import Replica
 from gateway.profiling.clocks import spans_of
 from gateway.profiling.fan_out import CLOCK_TIMEOUT_S, GATEWAY, as_json, manifest
-from gateway.validation import Strict
+from gateway.validation import Listed, Strict
 from services.common.errors import AlreadyExists, NotFound, StageError
 from services.common.telemetry.spans import monotonic_to_unix_ns
 
@@ -37,7 +37,7 @@ router = APIRouter(tags=["operations"])
 class StartRequest(Strict):
     """Stages and duration of a profile; all members are optional."""
 
-    stages: list[str] | None = Field(default=None, min_length=1, description="names of stages; default: all of them")
+    stages: Listed[str] | None = Field(default=None, min_length=1, description="names of stages; default: all of them")
     seconds: float | None = Field(default=None, gt=0, description="after which it ends by itself; default: 60")
 
 

@@ -43,7 +43,7 @@ async def _serve(socket: WebSocket) -> int:
     if key_of(socket) is None:  # pages of other sites cannot send a key
         check_socket(socket)
     session = _session(gateway, socket)
-    with counted_session(gateway):
+    with counted_session(gateway, key_of(socket)):
         return await _Connection(gateway, socket, session).run()
 
 
@@ -63,7 +63,7 @@ def _session(gateway: Gateway, socket: WebSocket) -> Session:
 class _Connection:
     def __init__(self, gateway: Gateway, socket: WebSocket, session: Session) -> None:
         self._socket, self._outbox = socket, Outbox()
-        self._limit_s = gateway.settings.realtime_session_s
+        self._limit_s, self._heard_at = gateway.settings.realtime_session_s, time.monotonic()
         self._gateway, self._key, self._is_first = gateway, key_of(socket), True
         self._handler = SessionHandler(gateway, session, self._outbox, self._key, socket.state.log)
         self._dialect: SessionHandler | VllmDialect = self._handler
@@ -72,12 +72,11 @@ class _Connection:
         writing = asyncio.create_task(self._outbox.send(self._socket))
         reading = asyncio.create_task(self._read())
         try:
-            await asyncio.wait((writing, reading), timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
+            why = await self._until_over(writing, reading)
             for task in (reading, writing):
                 if task.done():
                     task.result()
-            reason = f"the session has lasted the {self._limit_s:g} s that one may; connect again"
-            self._outbox.put(self._dialect.error_event(RealtimeError("session_expired", reason)))
+            self._outbox.put(self._dialect.error_event(why))
             self._outbox.finish()
             await writing
             return status.WS_1001_GOING_AWAY
@@ -86,11 +85,29 @@ class _Connection:
             await self._dialect.close()
             await cancel(writing)
 
+    async def _until_over(self, *tasks: asyncio.Task[None]) -> RealtimeError:
+        """Why the session is over, unless one of `tasks` has ended it."""
+        begun, idle_s = self._heard_at, self._gateway.settings.realtime_idle_s
+        while True:
+            now, ends = time.monotonic(), begun + self._limit_s
+            last = now if self._dialect.is_busy else self._heard_at
+            if now >= ends:
+                reason = f"the session has lasted the {self._limit_s:g} s that one may; connect again"
+                return RealtimeError("session_expired", reason)
+            if now >= last + idle_s:
+                reason = f"nothing came for {idle_s:g} s; connect again when there is something to say"
+                return RealtimeError("session_idle", reason)
+            left_s = min(ends, last + idle_s) - now
+            done, _ = await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return RealtimeError("session_expired", "the connection has ended")
+
     async def _read(self) -> None:
         """Handles the client's events. Never returns. Raises WebSocketDisconnect."""
         self._handler.send("session.created", session=self._handler.session.public())
         while True:
             text = await receive_text(self._socket)
+            self._heard_at = time.monotonic()
             await self._outbox.room.wait()  # a client that does not read is not answered
             await self._handle(text)
 

@@ -9,6 +9,7 @@ import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.errors import ApiError
+from gateway.json_bounds import check_json
 from gateway.settings import MIB
 from gateway.validation import OBJECT_FAULTS
 
@@ -132,10 +133,11 @@ CLIENT_EVENT_TYPES = tuple(_EVENTS)
 
 
 def parse(text: str) -> ClientEvent:
-    """Parses a message: some MiB take tens of milliseconds. Raises RealtimeError."""
+    """Parses a message: some MiB take tens of milliseconds. Raises ApiError."""
     if len(text) > MAX_EVENT_CHARACTERS:
         message = f"the event has {len(text)} characters; at most {MAX_EVENT_CHARACTERS} are taken: send it in pieces"
         raise RealtimeError("event_too_large", message)
+    check_json(text)
     try:
         event = pydantic_core.from_json(text, allow_inf_nan=False)
     except ValueError as error:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.dialects.realtime import events
 from gateway.dialects.realtime.conversation.conversation import Conversation
@@ -41,6 +41,7 @@ class SessionHandler:
         self._active: Response | None = None
         self._responses: dict[str, Response] = {}
         self._spoke = False
+        self._has_unanswered = False  # sound was committed after the last response
         self._listener: TurnListener | None = None
         self._transcriber = Transcriber(gateway, self.send, key)
         self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
@@ -61,6 +62,11 @@ class SessionHandler:
         """The conversation's response that goes on."""
         # `_ended` may be late: events of the client that wait already are handled without a turn of the event loop.
         return None if self._active is None or self._active.task.done() else self._active
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it works for the client."""
+        return bool(self._responses) or self._transcriber.is_busy
 
     async def close(self) -> None:
         await asyncio.gather(self._transcriber.close(), *(response.drop() for response in self._responses.values()))
@@ -132,8 +138,10 @@ class SessionHandler:
         previous = self.conversation.add(item, makes_room=not is_answered)
         self.send("input_audio_buffer.committed", previous_item_id=previous, item_id=item.id)
         self._send_added(item, previous)
+        # beside an answer it is a part of it; without one it is what the key's limits are about
+        is_counted, self._has_unanswered = not is_answered or self._has_unanswered, True
         if (settings := self.session.transcription) is not None:
-            self._transcriber.add(item, settings, sound_is_kept=is_answered)
+            self._transcriber.add(item, settings, is_answered, is_counted)
 
     def _send_added(self, item: Item, previous: str | None) -> None:
         self.send("conversation.item.added", previous_item_id=previous, item=item.public())
@@ -219,6 +227,7 @@ class SessionHandler:
             self._active = response
             if self._listener is not None:
                 self._listener.idle_from(None)
+        self._has_unanswered = False
         self._responses[response.id] = response
         response.task.add_done_callback(lambda _: self._ended(response))
         return response

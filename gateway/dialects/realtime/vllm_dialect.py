@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import LiveSound
 from gateway.answers.transcription.formats import joined
@@ -35,6 +35,11 @@ class VllmDialect:
         self._sound = self._new_sound()  # takes what the client sends
         self._work: asyncio.Task[None] | None = None
         self._transcribed: LiveSound | None = None  # by `_work`
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it works for the client."""
+        return self._work is not None and not self._work.done()
 
     async def handle(self, event: events.ClientEvent) -> None:
         match event:
@@ -72,7 +77,8 @@ class VllmDialect:
             self._sound = self._new_sound()
 
     def _new_sound(self) -> LiveSound:
-        return LiveSound(Pauses(), self._gateway.settings.request_timeout_s)
+        owner = self._key and self._key.name
+        return LiveSound(Pauses(), self._gateway.settings.request_timeout_s, owner)
 
     async def _transcribe(self, sound: LiveSound) -> None:
         request = TranscriptionRequest(model=self._model)

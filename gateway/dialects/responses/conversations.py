@@ -1,5 +1,6 @@
 """`/v1/conversations`: items that responses answer and add to."""
 
+import asyncio
 import time
 from typing import Annotated, Any
 
@@ -8,20 +9,25 @@ from pydantic import Field
 
 from gateway.dialects.responses.endpoint import responses_of
 from gateway.dialects.responses.items import new_id, read_items
-from gateway.dialects.responses.listing import Page, listed, read_query
+from gateway.dialects.responses.listing import Page, page_of, read_query
+from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.schema import Metadata
 from gateway.dialects.responses.store import Thread
 from gateway.errors import ApiError, invalid
-from gateway.http.connection import owner_of
+from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import JSON, page, read_json
-from gateway.validation import Strict
+from gateway.http.json_writer import first_page, to_json
+from gateway.validation import Listed, Strict
 
 router = APIRouter(tags=["responses"])
 _MAX_ITEMS = 20  # of one request, as at OpenAI
+_MAX_TEXT_BYTES = 1024 * 1024  # of an item, as JSON without its media
+_MEDIA = {"image_url", "video_url", "audio_url", "input_audio", "file_data", "result"}
+_ADMITTED = [Depends(admitted)]
 
 
 class ConversationRequest(Strict):
-    items: list[Any] | None = Field(default=None, max_length=_MAX_ITEMS, description="its first items")
+    items: Listed[Any] | None = Field(default=None, max_length=_MAX_ITEMS, description="its first items")
     metadata: Metadata | None = None
 
 
@@ -30,7 +36,7 @@ class ConversationUpdate(Strict):
 
 
 class ItemsRequest(Strict):
-    items: list[Any] = Field(min_length=1, max_length=_MAX_ITEMS)
+    items: Listed[Any] = Field(min_length=1, max_length=_MAX_ITEMS)
 
 
 def _opened(model: type[Strict]) -> dict[str, Any]:
@@ -44,12 +50,12 @@ async def _found(http: Request, conversation_id: str) -> Thread:
 Found = Annotated[Thread, Depends(_found)]
 
 
-@router.post("/v1/conversations", openapi_extra=_opened(ConversationRequest))
+@router.post("/v1/conversations", dependencies=_ADMITTED, openapi_extra=_opened(ConversationRequest))
 async def create_conversation(http: Request) -> dict[str, Any]:
     """Makes a conversation."""
     request = await read_json(http, ConversationRequest)
     thread = Thread(new_id("conv"), int(time.time()), None, request.metadata or {})
-    await responses_of(http).store.put(thread, owner_of(http), read_items(request.items or [], "items"))
+    await responses_of(http).store.put(thread, owner_of(http), await _items(request.items or []))
     return _public(thread)
 
 
@@ -59,7 +65,7 @@ async def get_conversation(thread: Found) -> dict[str, Any]:
     return _public(thread)
 
 
-@router.post("/v1/conversations/{conversation_id}", openapi_extra=_opened(ConversationUpdate))
+@router.post("/v1/conversations/{conversation_id}", dependencies=_ADMITTED, openapi_extra=_opened(ConversationUpdate))
 async def update_conversation(http: Request, thread: Found) -> dict[str, Any]:
     """Changes a conversation's metadata."""
     request = await read_json(http, ConversationUpdate)
@@ -77,27 +83,26 @@ async def delete_conversation(http: Request, thread: Found) -> dict[str, Any]:
 @router.get("/v1/conversations/{conversation_id}/items")
 async def list_items(http: Request, thread: Found) -> dict[str, Any]:
     """Lists the items of a conversation."""
-    return listed(await responses_of(http).store.items(thread.id), read_query(http, Page))
+    return await page_of(responses_of(http).store, thread.id, read_query(http, Page))
 
 
-@router.post("/v1/conversations/{conversation_id}/items", openapi_extra=_opened(ItemsRequest))
+@router.post("/v1/conversations/{conversation_id}/items", dependencies=_ADMITTED, openapi_extra=_opened(ItemsRequest))
 async def create_items(http: Request, thread: Found) -> dict[str, Any]:
     """Adds items to a conversation."""
     request = await read_json(http, ItemsRequest)
-    items = read_items(request.items, "items")
+    items = await _items(request.items)
     for i, item in enumerate(items):
         if item["type"] == "item_reference":
             raise invalid(f"items[{i}].type", "a conversation has items themselves")
     await responses_of(http).store.add(thread.id, items)
-    return listed(items, Page(limit=100, order="asc"))
+    return first_page(items, len(items))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
 async def get_item(http: Request, thread: Found, item_id: str) -> dict[str, Any]:
     """Returns an item of a conversation."""
-    for item in await responses_of(http).store.items(thread.id):
-        if item["id"] == item_id:
-            return item
+    if (item := await responses_of(http).store.item_of(thread.id, item_id)) is not None:
+        return item
     raise ApiError(404, f"there is no item {item_id[:80]!r} in the conversation", None, "not_found")
 
 
@@ -107,6 +112,23 @@ async def delete_item(http: Request, thread: Found, item_id: str) -> dict[str, A
     await get_item(http, thread, item_id)
     await responses_of(http).store.remove_item(thread.id, item_id)
     return _public(thread)
+
+
+async def _items(given: list[Any]) -> list[Item]:
+    """Raises ApiError: 400, an item is none, or has too much text."""
+    items = await asyncio.to_thread(read_items, given, "items")
+    for i, item in enumerate(items):
+        size = await asyncio.to_thread(lambda item=item: len(to_json(_without_media(item))))
+        if size > _MAX_TEXT_BYTES:
+            reason = f"has {size} bytes as JSON without its media; at most {_MAX_TEXT_BYTES} are kept"
+            raise invalid(f"items[{i}]", reason, "string_above_max_length")
+    return items
+
+
+def _without_media(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_media(member) for name, member in value.items() if name not in _MEDIA}
+    return [_without_media(each) for each in value] if isinstance(value, list) else value
 
 
 def _public(thread: Thread) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
-from gateway.dialects.responses.listing import Page, listed, read_query
+from gateway.dialects.responses.listing import Page, page_of, read_query
 from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.responses.run import ResponseRun
@@ -124,7 +124,7 @@ async def list_input_items(http: Request, response_id: str) -> dict[str, Any]:
     """Lists the items of a response's own input."""
     responses, shown = responses_of(http), read_query(http, Page)
     await responses.get(response_id, owner_of(http))
-    return listed(await responses.store.items(response_id), shown)
+    return await page_of(responses.store, response_id, shown)
 
 
 def responses_of(http: HTTPConnection) -> Responses:

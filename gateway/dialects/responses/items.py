@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.answers.tools.registry import TOOLS
 from gateway.dialects.responses.parts import Item, read_parts
 from gateway.errors import invalid
-from gateway.validation import Lenient, within
+from gateway.validation import Lenient, Listed, within
 
 # Items of OpenAI's own tools and models. Clients send them back from other servers; no model here reads them.
 _OTHERS = (
@@ -30,7 +30,7 @@ def new_id(prefix: str) -> str:
 
 class Message(Lenient):
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Any] = Field(default=[])
+    content: str | Listed[Any] = Field(default=[])
 
 
 class FunctionCall(Lenient):
@@ -41,12 +41,12 @@ class FunctionCall(Lenient):
 
 class FunctionCallOutput(Lenient):
     call_id: str = Field(min_length=1)
-    output: str | list[Any] = ""
+    output: str | Listed[Any] = ""
 
 
 class Reasoning(Lenient):
-    summary: list[Any] | None = None
-    content: list[Any] | None = None
+    summary: Listed[Any] | None = None
+    content: Listed[Any] | None = None
     encrypted_content: str | None = None
 
 

@@ -1,12 +1,11 @@
 """Pages of lists of items, as OpenAI's."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
 from pydantic import Field
 
-from gateway.dialects.responses.parts import Item
+from gateway.dialects.responses.store import ResponseStore
 from gateway.errors import invalid
 from gateway.http.json_writer import first_page
 from gateway.validation import Model, Strict, validated
@@ -25,12 +24,9 @@ def read_query(http: Request, model: type[Model]) -> Model:
     return validated(model, members, strict=False)
 
 
-def listed(items: Sequence[Item], page: Page) -> dict[str, Any]:
-    """A page of `items`, which are oldest first. Raises ApiError: 400, `after` is unknown."""
-    ordered = items if page.order == "asc" else items[::-1]
-    if page.after is not None:
-        ids = [item["id"] for item in ordered]
-        if page.after not in ids:
-            raise invalid("after", f"there is no item {page.after[:80]!r} here")
-        ordered = ordered[ids.index(page.after) + 1 :]
-    return first_page(ordered, page.limit)
+async def page_of(store: ResponseStore, thread_id: str, page: Page) -> dict[str, Any]:
+    """A page of a conversation's items or a response's input. Raises ApiError: 400, `after` is unknown."""
+    items = await store.page(thread_id, page.after, page.limit + 1, page.order)
+    if items is None:
+        raise invalid("after", f"there is no item {(page.after or '')[:80]!r} here")
+    return first_page(items, page.limit)

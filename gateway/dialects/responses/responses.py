@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.registry import available
 from gateway.dialects.responses.items import new_id, read_items
@@ -45,6 +45,9 @@ class Background:
         self._events: list[ResponseEvent] = []
         self._changed = asyncio.Event()
         self.task = asyncio.create_task(self._run(place))
+        if (key := run.spec.key) is not None:
+            key.tasks.add(self.task)
+            self.task.add_done_callback(key.tasks.discard)
 
     async def _run(self, place: ExitStack) -> None:
         spec = self.run.spec

@@ -37,7 +37,7 @@ class ResponseRun:
         self.status: Status = "queued" if spec.request.background else "in_progress"
         self._outputs: list[OutputItem] = []
         self._turn_outputs: list[TurnOutput] = []
-        self._meter = Meter(spec.request_id, gateway.settings.request_timeout_s, spec.log, spec.arrived)
+        self._meter = Meter(spec.request_id, gateway.settings.request_timeout_s, spec.log, spec.arrived, spec.key)
         request = spec.request
         rules = Rules(request.max_tool_calls or MAX_CALLS, bool(request.stream), spec.key)
         tools = {name: tool for name, (tool, _) in spec.tools.hosted.items()}

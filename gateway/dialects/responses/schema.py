@@ -8,7 +8,7 @@ from gateway.answers import harmless
 from gateway.answers.extensions import TextMembers
 from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings, TemplateVariables
 from gateway.pipeline.sampling import ThinkerSampling
-from gateway.validation import Lenient, Positive, ignoring
+from gateway.validation import Lenient, Listed, Positive, ignoring
 
 
 class TextFormat(Lenient):
@@ -54,7 +54,7 @@ class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, 
     """OpenAI's parameters, vLLM's further ones, and chat's for speech."""
 
     model: str
-    input: str | list[Any] = Field(default=[], description="a text, or items")
+    input: str | Listed[Any] = Field(default=[], description="a text, or items")
     instructions: str | None = Field(default=None, description="a system message before all; not kept for later turns")
     previous_response_id: str | None = Field(default=None, description="answers after that response")
     conversation: (
@@ -65,7 +65,7 @@ class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, 
     background: bool | None = Field(default=None, description="goes on whether or not the client stays")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    include: list[str] | None = Field(
+    include: Listed[str] | None = Field(
         default=None, description="message.output_text.logprobs, reasoning.encrypted_content; others without effect"
     )
     include_reasoning: bool | None = Field(default=None, description="default: true; as chat's")
@@ -79,7 +79,9 @@ class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, 
     safety_identifier: str | None = Field(default=None, description="accepted; without effect")
     service_tier: str | None = Field(default=None, description="accepted; without effect")
     text: TextOptions | None = None
-    tools: list[Any] | None = Field(default=None, description="functions, and tools that run here; others are left out")
+    tools: Listed[Any] | None = Field(
+        default=None, description="functions, and tools that run here; others are left out"
+    )
     tool_choice: Any = Field(
         default=None, description='"none", "auto", "required", {type: function, name}, {type: image_generation}'
     )
@@ -89,7 +91,7 @@ class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, 
     )
     user: str | None = Field(default=None, description="accepted; without effect")
 
-    modalities: list[Literal["text", "audio"]] | None = Field(default=None, description="as chat's; OpenAI has none")
+    modalities: Listed[Literal["text", "audio"]] | None = Field(default=None, description="as chat's; OpenAI has none")
     audio: AudioOptions | None = Field(default=None, description="as chat's; OpenAI has none")
     stop: StopStrings | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="as chat's")
@@ -116,6 +118,6 @@ class InputTokensRequest(ignoring(ResponseRequest, "personality")):
     model: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = Field(
         default="", description="default: the one that writes"
     )
-    input: Annotated[str | list[Any], BeforeValidator(lambda value: [] if value is None else value)] = Field(
+    input: Annotated[str | Listed[Any], BeforeValidator(lambda value: [] if value is None else value)] = Field(
         default=[], description="a text, or items"
     )

@@ -84,7 +84,7 @@ async def _serve(socket: WebSocket) -> int:
     """The code to close with. Raises ApiError; WebSocketDisconnect."""
     if key_of(socket) is None:  # pages of other sites cannot send a key
         check_socket(socket)
-    with counted_session(socket.app.state.gateway):
+    with counted_session(socket.app.state.gateway, key_of(socket)):
         return await _Connection(socket).run()
 
 

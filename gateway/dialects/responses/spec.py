@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.answer import WholeAnswer, usage
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.schema import ResponseRequest

@@ -17,11 +17,11 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import Pending, attach_media, media_file
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
-from gateway.http.connection import DONE, admitted, drain, owner_of, respond, sse
+from gateway.http.connection import DONE, admitted, counted, drain, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
-from gateway.validation import NotNegative, Strict
+from gateway.validation import Listed, Strict, TokenIds
 from quartet.v1 import thinker_pb2
 
 router = APIRouter(tags=["completions"])
@@ -42,11 +42,11 @@ class SamplingParams(WriterSampling):
 class GenerateRequest(Strict):
     """Token ids, with a placeholder for each medium."""
 
-    token_ids: list[NotNegative] = Field(min_length=1)
+    token_ids: TokenIds = Field(min_length=1)
     sampling_params: SamplingParams = SamplingParams()
     model: str | None = Field(default=None, description="default: the one that writes")
     request_id: str | None = Field(default=None, min_length=1, max_length=128, description="by which it is given up")
-    content_parts: list[Annotated[MediaPart, Field(discriminator="type")]] | None = Field(
+    content_parts: Listed[Annotated[MediaPart, Field(discriminator="type")]] | None = Field(
         default=None, description="media, as parts of chats, in the order of their placeholders"
     )
     stream: bool | None = None
@@ -76,7 +76,7 @@ class GenerateRequest(Strict):
 
 
 class AbortRequest(Strict):
-    request_ids: list[str] = Field(min_length=1, max_length=1000)
+    request_ids: Listed[str] = Field(min_length=1, max_length=1000)
 
 
 # Running requests that can be cancelled, by owner and id; a cancellation ends the future.
@@ -107,7 +107,7 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     return await respond(http, Generation(gateway, request, http, prompt, media), request.stream)
 
 
-@router.post("/inference/v1/abort_requests", openapi_extra=page(AbortRequest, "{}"))
+@router.post("/inference/v1/abort_requests", dependencies=[Depends(counted)], openapi_extra=page(AbortRequest, "{}"))
 async def abort_requests(http: Request) -> dict[str, Any]:
     """Cancels running requests of the same API key."""
     request = await read_json(http, AbortRequest)

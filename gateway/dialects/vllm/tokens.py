@@ -15,7 +15,7 @@ from gateway.answers.request import TemplateVariables, Tool
 from gateway.errors import invalid
 from gateway.http.connection import admitted
 from gateway.http.forms import JSON, page, read_json
-from gateway.validation import NotNegative, Strict
+from gateway.validation import Listed, Strict, TokenIds
 from quartet.v1 import thinker_pb2
 
 router = APIRouter(tags=["completions"])
@@ -26,15 +26,15 @@ class TokenizeRequest(TemplateVariables, PromptEnd):
 
     model: str | None = Field(default=None, description="default: the one that writes")
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1, description="without media")
-    tools: list[Tool] | None = None
+    messages: Listed[Message] | None = Field(default=None, min_length=1, description="without media")
+    tools: Listed[Tool] | None = None
     add_special_tokens: bool | None = Field(default=None, description="before a prompt; default: true")
     return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Strict):
     model: str | None = Field(default=None, description="default: the one that writes")
-    tokens: list[NotNegative]
+    tokens: TokenIds
 
 
 def _opened(model: type[Strict]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from services.common.engine.process import die_with_parent
 _POLL_S = 0.1
 _AGAIN_S = 1.0  # between two starts of one process
 _DIRECTORY = "quartet-gateway-"
+_MEMORY = Path("/dev/shm")
 
 log = structlog.get_logger()
 
@@ -40,9 +42,9 @@ def supervise(settings: GatewaySettings) -> int:
         port = reserve(settings.host, settings.port)
     except OSError as error:
         sys.exit(f"--host {settings.host} --port {settings.port}: {error.strerror}")
-    with port, _directory() as directory:
+    with port, _directory(Path(tempfile.gettempdir())) as directory, _directory(_memory()) as counts:
         at = port.getsockname()[1]
-        workers = [Worker(number, settings.workers, at, directory) for number in range(settings.workers)]
+        workers = [Worker(number, settings.workers, at, directory, counts) for number in range(settings.workers)]
         log.info("gateway starts its workers", workers=settings.workers, port=at)
         with _processes(workers) as processes:
             while not stopping:
@@ -60,13 +62,18 @@ def supervise(settings: GatewaySettings) -> int:
     return 0
 
 
+def _memory() -> Path:
+    """Where nothing is that clients send: uploads and their words may fill the directory of temporary files."""
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+
+
 @contextlib.contextmanager
-def _directory() -> Iterator[str]:
-    """The workers' shared directory, locked. Removes those of killed gateways, which hold clients' words."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_DIRECTORY}*"):
+def _directory(parent: Path) -> Iterator[str]:
+    """A directory that the workers share, locked. Removes those of killed gateways, which hold clients' words."""
+    for left in parent.glob(f"{_DIRECTORY}*"):
         with contextlib.suppress(OSError), _locked(left):
             shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=_DIRECTORY) as directory, _locked(Path(directory)):
+    with tempfile.TemporaryDirectory(prefix=_DIRECTORY, dir=parent) as directory, _locked(Path(directory)):
         yield directory
 
 

@@ -17,13 +17,15 @@ class Worker:
     Attributes:
         number: from 0.
         count, port: of all workers.
-        directory: private; has their sockets and shared files.
+        directory: private; has their sockets and what clients said.
+        counts_directory: private; has what is counted.
     """
 
     number: int
     count: int
     port: int
     directory: str
+    counts_directory: str
 
     @classmethod
     def of_this_process(cls) -> "Worker | None":
@@ -42,6 +44,10 @@ class Worker:
     @property
     def shared_file(self) -> Path:
         return Path(self.directory) / "shared.sqlite"
+
+    @property
+    def counts_file(self) -> Path:
+        return Path(self.counts_directory) / "counts.sqlite"
 
     def socket_of(self, number: int) -> Path:
         """By which other workers reach worker `number`."""

@@ -12,7 +12,7 @@ import uvicorn
 
 from cli.plan import PIPELINE as SPEECH
 from gateway.app import create_app
-from gateway.http.protocol import Protocol
+from gateway.http.protocol import protocols
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2
@@ -82,10 +82,9 @@ def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
 
 
 @contextlib.asynccontextmanager
-async def serving(app):
+async def serving(app, settings: GatewaySettings):
     """`app` on a port of this machine: its URL."""
-    options = {"log_config": None, "access_log": False, "ws": "websockets-sansio", "http": Protocol}
-    options["timeout_keep_alive"] = KEEP_ALIVE_S
+    options = {"log_config": None, "access_log": False, "timeout_keep_alive": KEEP_ALIVE_S, **protocols(settings)}
     server = uvicorn.Server(uvicorn.Config(app, port=0, **options))
     server.capture_signals = contextlib.nullcontext  # signals are pytest's  # pyright: ignore[reportAttributeAccessIssue]
     task = asyncio.create_task(server.serve())
@@ -110,7 +109,7 @@ async def running(pipeline: Path = SPEECH, talker: server_info_pb2.TalkerInfo | 
             stages.infos["talker"].info.talker.CopyFrom(talker)
         loaded = GatewaySettings(pipeline=pipeline, **{"health_timeout_s": HEALTH_TIMEOUT_S, **settings})
         app = create_app(loaded, load_pipeline(pipeline, stages.addresses))
-        async with serving(app) as url:
+        async with serving(app, loaded) as url:
             gateway = Running(app, stages, url)
             await gateway.until(lambda: app.state.gateway.pipeline.ready)
             try:

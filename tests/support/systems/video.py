@@ -224,7 +224,7 @@ async def gateway_before(stage: ScriptedDit, jobs_dir: Path, **settings) -> Asyn
     settings = {"drain_timeout_s": 1, "health_timeout_s": HEALTH_TIMEOUT_S, **settings}
     loaded = GatewaySettings(pipeline=PIPELINE, jobs_dir=jobs_dir, **settings)
     app = create_app(loaded, load_pipeline(PIPELINE, {"dit": stage.address}))
-    async with serving(app) as url:
+    async with serving(app, loaded) as url:
         client = Client(url, stage, jobs_dir)
         await client.until(lambda: app.state.gateway.pipeline.ready)
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import joined
@@ -39,7 +39,7 @@ async def transcribe(
     try:
         # as of any request, the key's rate is counted last: what the gateway refuses does not use it up
         with in_own_terms(), gateway.admission.admit(), nullcontext() if key is None else key.request():
-            work = TranscriptionRun(gateway, request, sound, fields["request_id"], fields)
+            work = TranscriptionRun(gateway, request, sound, fields["request_id"], fields, key)
             async with aclosing(work.deltas()) as deltas:
                 async for delta in deltas:
                     send_delta(delta)
@@ -56,20 +56,26 @@ class Transcriber:
 
     def __init__(self, gateway: Gateway, send: Callable[..., None], key: ApiKey | None) -> None:
         self._gateway, self._send, self._key = gateway, send, key
-        self._waiting: deque[tuple[Item, session_config.TranscriptionSettings, bool]] = deque()
+        self._waiting: deque[tuple[Item, session_config.TranscriptionSettings, bool, bool]] = deque()
         self._working: asyncio.Task[None] | None = None
 
-    def add(self, item: Item, settings: session_config.TranscriptionSettings, sound_is_kept: bool) -> None:
-        """Queues `item`, whose sound is dropped afterwards unless `sound_is_kept`."""
+    def add(
+        self, item: Item, settings: session_config.TranscriptionSettings, sound_is_kept: bool, is_counted: bool
+    ) -> None:
+        """Queues `item`, whose sound is dropped afterwards unless `sound_is_kept`. `is_counted`: it is a request."""
         waiting_bytes = sum(waiting.size_bytes for waiting, *_ in self._waiting)
         if waiting_bytes + item.size_bytes > self._gateway.settings.max_realtime_bytes:
             reason = "too much sound waits to be written down; send it more slowly"
             error = ApiError(429, reason, None, "transcription_queue_full", "rate_limit_error")
             self._event(item, "failed", **error.body())
             return
-        self._waiting.append((item, settings, sound_is_kept))
+        self._waiting.append((item, settings, sound_is_kept, is_counted))
         if self._working is None or self._working.done():
             self._working = asyncio.create_task(self._work())
+
+    @property
+    def is_busy(self) -> bool:
+        return self._working is not None and not self._working.done()
 
     def remove(self, item_id: str) -> None:
         self._waiting = deque(each for each in self._waiting if each[0].id != item_id)
@@ -82,10 +88,9 @@ class Transcriber:
 
     async def _work(self) -> None:
         while self._waiting:
-            item, settings, sound_is_kept = self._waiting.popleft()
+            item, settings, sound_is_kept, is_counted = self._waiting.popleft()
             try:
-                # beside answers it is a part of them; alone it is what the key's limits are about
-                await self._transcribe(item, settings, None if sound_is_kept else self._key)
+                await self._transcribe(item, settings, self._key if is_counted else None)
             except ApiError as error:
                 self._event(item, "failed", **error.body())
             except Exception as error:  # a bug: the session goes on
@@ -105,7 +110,8 @@ class Transcriber:
         hints = {"prompt": settings.prompt, "keywords": settings.keywords}
         request = TranscriptionRequest(model=model, language=language, **hints)
         file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
-        sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s)
+        owner = self._key and self._key.name
+        sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s, owner=owner)
 
         def send_delta(delta: str) -> None:
             self._event(item, "delta", delta=delta)

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from gateway import metrics
-from gateway.access.api_keys import ApiKey
+from gateway.access.api_key import ApiKey
 from gateway.answers.answer import Answer
 from gateway.answers.answer import usage as chat_usage
 from gateway.answers.gateway import Gateway
@@ -78,7 +78,7 @@ class Response:
         self._outputs = ResponseOutput(self.id, request.prompt.session, request.conversation, self._gate)
         tools = {tool.name: tool for _, tool in hosted_tools(request.prompt.session)}
         self._dialog = PromptDialog(gateway, request.prompt, tools.values(), self._outputs)
-        self._meter = Meter(self.id, gateway.settings.request_timeout_s)
+        self._meter = Meter(self.id, gateway.settings.request_timeout_s, key=request.key)
         self._turns = Turns(gateway, self._dialog, tools, Rules(previews=True, key=request.key), self._meter)
         self._left_out: Sequence[Item] = ()
         self._made: asyncio.Task[None] | None = None
@@ -208,7 +208,9 @@ class Response:
         self._gateway.spans.add(with_firsts(span, meter.log))
         meter.count(made["input_tokens"], details["text_tokens"], details["audio_tokens"])
         if self._answer.audio_bytes and self._rate_hz is not None:
-            metrics.spoken(self._answer.audio_bytes / BYTES_PER_SAMPLE / self._rate_hz, elapsed_s)
+            seconds = self._answer.audio_bytes / BYTES_PER_SAMPLE / self._rate_hz
+            metrics.spoken(seconds, elapsed_s)
+            meter.owe(seconds)
         log.info(
             "realtime response",
             request_id=self.id,

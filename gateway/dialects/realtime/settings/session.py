@@ -87,13 +87,13 @@ class Session:
         merged["type"] = type
         if type == "realtime" and not self.speaks and merged.setdefault("output_modalities", ["text"]) == ["audio"]:
             raise wrong(f"{within}.output_modalities", 'this model has no speech: use ["text"]')
+        if len(json.dumps(merged, ensure_ascii=False)) > _MAX_CONFIG_CHARACTERS:
+            reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; shorten its members"
+            raise wrong(within, reason, "session_too_large")
         try:
             config = _CONFIGS[type].model_validate(merged)
         except ValidationError as error:
             raise from_validation(error, within) from None
-        if len(json.dumps(merged, ensure_ascii=False)) > _MAX_CONFIG_CHARACTERS:
-            reason = f"has more than {_MAX_CONFIG_CHARACTERS} characters as JSON; shorten its members"
-            raise wrong(within, reason, "session_too_large")
         changed = replace(self, config=config)
         voice = changed.voice
         if voice is not None and self.voices and voice not in self.voices:

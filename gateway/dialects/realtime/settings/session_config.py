@@ -16,9 +16,12 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.validation import Listed
+
 PCM_RATE_HZ = 24_000  # of audio/pcm
 _MAX_PADDING_MS = 10_000  # kept of the audio before speech
 _MAX_SILENCE_MS = 30_000
+_MAX_TOOLS = 1024
 _MIN_IDLE_MS, _MAX_IDLE_MS = 100, 3_600_000
 _SECRET_MEMBERS = ("authorization", "headers")  # of remote tools; the holder of a client secret must not see them
 
@@ -78,9 +81,9 @@ class TranscriptionSettings(_Part):
 
     model: str | None = None
     language: str | None = None
-    languages: list[str] | None = None
+    languages: Listed[str] | None = None
     prompt: str | None = None
-    keywords: list[str] | None = None
+    keywords: Listed[str] | None = None
 
     @model_serializer(mode="wrap")
     def _as_older_clients_know(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -177,12 +180,12 @@ def _truncation(value: Any) -> Any:
 
 class RealtimeConfig(_Part):
     type: Literal["realtime"] = "realtime"
-    output_modalities: Annotated[list[str], AfterValidator(_modalities)] = ["audio"]
+    output_modalities: Annotated[Listed[str], AfterValidator(_modalities)] = ["audio"]
     instructions: str = ""
     audio: RealtimeAudio = RealtimeAudio()
-    include: list[str] | None = None
+    include: Listed[str] | None = None
     max_output_tokens: Annotated[Any, AfterValidator(_max_output_tokens)] = "inf"
-    tools: list[SessionTool] = []
+    tools: Annotated[Listed[SessionTool], Field(max_length=_MAX_TOOLS)] = []
     tool_choice: Annotated[Any, AfterValidator(_tool_choice)] = "auto"
     truncation: Annotated[Any, AfterValidator(_truncation)] = "auto"
     tracing: Any = None
@@ -199,4 +202,4 @@ class RealtimeConfig(_Part):
 class TranscriptionConfig(_Part):
     type: Literal["transcription"]
     audio: TranscriptionAudio = TranscriptionAudio()
-    include: list[str] | None = None
+    include: Listed[str] | None = None

@@ -1,0 +1,91 @@
+"""No message of a WebSocket costs more than its length, and the session goes on."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from gateway.dialects.openai import speech_stream
+from gateway.dialects.realtime.events import CLIENT_EVENT_TYPES
+from tests.hostile.bodies import FEWER, MANY, NAMES, items, members
+from tests.hostile.conftest import KEY
+from tests.hostile.meter import MAX_HELD_S, MIB, metered
+from tests.hostile.table import EVENTS, SOCKETS
+from tests.support.systems.gateway import Running
+
+MAX_RISE_MIB, MAX_CPU_S = 96, 1.0
+VALUES = {
+    "8 MiB of objects": items("{}", MANY),
+    "objects": items("{}", FEWER),
+    "numbers": items("0", FEWER),
+    "messages": items('{"type":"input_text","text":"x"}', 10_000),
+    "tools": items('{"type":"function","name":"x"}', 10_000),
+    "members": members(30_000),
+    "fewer members": members(2000, "null"),
+    "brackets": "[" * 300_000 + "]" * 300_000,
+    "a text": json.dumps(NAMES),
+    "digits": "9" * MIB,
+}
+
+
+def test_every_socket_and_event_is_in_the_table(gateway: Running):
+    routes = {route.path for route in gateway.app.routes if "WebSocket" in type(route).__name__}
+    assert routes == set(SOCKETS)
+    assert set(EVENTS["/v1/realtime"]) == set(CLIENT_EVENT_TYPES)
+    assert set(EVENTS["/v1/audio/speech/stream"]) == set(speech_stream._MESSAGES)
+
+
+def event(kind: str, place: str, value: str) -> str:
+    """A message with `value` at `place`."""
+    whole: dict[str, Any] = {"type": kind}
+    *steps, last = place.split(".")
+    holder = whole
+    for step in steps:
+        holder = holder.setdefault(step, {"type": "message", "role": "user"} if step == "item" else {})
+    holder[last] = "@"
+    return json.dumps(whole).replace('"@"', value)
+
+
+def exchange(gateway: Running, path: str, text: str, fragments: int = 0) -> tuple[dict[str, Any], int | None]:
+    """(the first answer, {} if there is none; the code by which the connection was closed) in a session of its own."""
+    url = gateway.url.replace("http", "ws") + path
+    with connect(url, additional_headers={"authorization": f"Bearer {KEY}"}, max_size=None) as socket:
+        answer: dict[str, Any] = {}
+        try:
+            socket.send(iter([text[:1], *[""] * fragments, text[1:]]) if fragments else text)
+            while not answer or answer["type"] == "session.created":
+                answer = json.loads(socket.recv(timeout=60))
+        except (ConnectionClosed, TimeoutError):
+            answer = {}
+    return answer, socket.protocol.close_code
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    for path, kinds in EVENTS.items():
+        yield from ((path, kind) for kind in kinds)
+
+
+@pytest.mark.parametrize(("path", "kind"), cases())
+async def test_a_message_costs_its_length(gateway: Running, path: str, kind: str):
+    for place in EVENTS[path][kind]:
+        for what, value in VALUES.items():
+            text = event(kind, place, value)
+            with metered() as cost:
+                answer, _ = await asyncio.to_thread(exchange, gateway, path, text)
+            print(kind, place, what, len(text), answer.get("type"), answer.get("error"), cost)
+            assert cost.held_s < MAX_HELD_S, (kind, place, what, cost)
+            assert (cost.rise_mib < MAX_RISE_MIB, cost.cpu_s < MAX_CPU_S) == (True, True), (kind, place, what, cost)
+            assert answer, (kind, place, what)
+            code = answer["error"]["code"] if answer["type"] == "error" else None
+            assert code != "internal_error", (kind, place, what, answer)
+            if what.startswith("8 MiB"):
+                assert code == "json_too_large", (kind, place, what, answer)
+
+
+async def test_a_message_of_empty_frames_ends_its_connection(gateway: Running):
+    text = '{"type":"input_audio_buffer.clear"}'
+    assert await asyncio.to_thread(exchange, gateway, "/v1/realtime", text, 20_000) == ({}, 1009)
