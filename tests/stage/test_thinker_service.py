@@ -456,9 +456,12 @@ async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
 
 async def test_a_schema_whose_client_has_left_delays_nobody(client: Client) -> None:
     slow = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}  # over a minute
-    task = asyncio.create_task(client.generate(client.start("go", sampling={"json_schema": json.dumps(slow)})))
+    sampling = {"json_schema": json.dumps(slow)}
+    tasks = [asyncio.create_task(client.generate(client.start("go", sampling=sampling))) for _ in range(8)]
     await asyncio.sleep(2)
-    task.cancel()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     begun = time.monotonic()
     assert (await client.generate(client.start("go", sampling={"json_object": True, "max_tokens": 2}))).token_ids
     assert time.monotonic() - begun < 10
