@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from gateway.dialects.openai import speech_stream
 from gateway.dialects.realtime.events import CLIENT_EVENT_TYPES
-from tests.hostile.bodies import FEWER, MANY, NAMES, items, members
+from tests.hostile.bodies import FEWER, MANY, TEXT, items, members
 from tests.hostile.conftest import KEY
 from tests.hostile.meter import MAX_HELD_S, MIB, metered
 from tests.hostile.table import EVENTS, SOCKETS
@@ -27,7 +27,7 @@ VALUES = {
     "members": members(30_000),
     "fewer members": members(2000, "null"),
     "brackets": "[" * 300_000 + "]" * 300_000,
-    "a text": json.dumps(NAMES),
+    "a text": json.dumps(TEXT),
     "digits": "9" * MIB,
 }
 
