@@ -88,4 +88,6 @@ async def test_a_message_costs_its_length(gateway: Running, path: str, kind: str
 
 async def test_a_message_of_empty_frames_ends_its_connection(gateway: Running):
     text = '{"type":"input_audio_buffer.clear"}'
-    assert await asyncio.to_thread(exchange, gateway, "/v1/realtime", text, 20_000) == ({}, 1009)
+    answer, code = await asyncio.to_thread(exchange, gateway, "/v1/realtime", text, 20_000)
+    assert answer == {}
+    assert code in (1009, 1006)  # 1006: of a client that still sends
