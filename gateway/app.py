@@ -149,7 +149,7 @@ def create_app(
     app = FastAPI(title=title, summary=summary, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.generations = generate.Aborts()
     app.state.client_secrets = ClientSecrets(shared)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, limit_s=settings.body_timeout_s)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:

@@ -1,9 +1,10 @@
 """Names that clients use: of models, adapters and voices."""
 
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
-from gateway.answers.names import OUTPUTS, Purpose, fits, is_foreign_model, is_openai_voice, own_voice
+from gateway.answers.names import OUTPUTS, Purpose, is_foreign_model, is_openai_voice, own_voice
 from gateway.errors import ApiError, from_error, invalid
 from gateway.pipeline.kinds import Output
 from gateway.pipeline.pipeline import Pipeline
@@ -53,7 +54,7 @@ class Catalog:
         models = self.models
         if name in models:
             return name
-        alias = next((model for pattern, model in self._aliases if name and fits(name, pattern)), None)
+        alias = next((model for pattern, model in self._aliases if name and fnmatchcase(name, pattern)), None)
         if alias is not None:
             if models and alias not in models:
                 raise _no_model(f"{name!r} is an alias of {alias!r}, which does not exist here", models)

@@ -25,7 +25,6 @@ OUTPUTS: dict[Purpose, Output] = {
     "video": "video",
     "audio": "audio",
 }
-_MAX_NAME = 200
 # Names of models that do one thing only. Where that is done, they mean the model that does it here.
 _FOREIGN_MODELS: dict[Purpose, tuple[str, ...]] = {
     "messages": ("claude-*",),
@@ -37,13 +36,8 @@ _FOREIGN_MODELS: dict[Purpose, tuple[str, ...]] = {
 }
 
 
-def fits(name: str, pattern: str) -> bool:
-    """Whether a model's name is one of the glob `pattern`. No long name is: that takes its square of time."""
-    return len(name) <= _MAX_NAME and fnmatchcase(name, pattern)
-
-
 def is_foreign_model(name: str, purpose: Purpose) -> bool:
-    return any(fits(name, pattern) for pattern in _FOREIGN_MODELS.get(purpose, ()))
+    return any(fnmatchcase(name, pattern) for pattern in _FOREIGN_MODELS.get(purpose, ()))
 
 
 def is_openai_voice(name: str) -> bool:

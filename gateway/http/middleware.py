@@ -25,7 +25,6 @@ from gateway.http.answer_span import with_firsts
 from gateway.http.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.http.json_writer import error_response, refuse
 from gateway.page.files import PATHS as PAGE_PATHS
-from gateway.tasks import limited
 from services.common.telemetry import tracing
 from services.common.telemetry.spans import Span, Spans
 
@@ -39,7 +38,6 @@ _OPEN_TO_READ = frozenset({"/v1/audio/voices", "/v1/audio/models"})
 _WEBSOCKET = "WEBSOCKET"  # its method in logs and spans
 _OF_OPERATORS = ("/start_profile", "/stop_profile")
 _TRACED = ("POST", _WEBSOCKET)  # methods that may reach a stage
-_LEAST_BYTES_PER_S = 1024  # of a body
 _SWITCHED = 101  # HTTP's status of a WebSocket that was accepted
 
 log = structlog.get_logger()
@@ -189,10 +187,10 @@ class HeadAsGet:
 class BodyLimit:
     """Refuses larger bodies with 413 while it reads them, and drops the rest: the client must read the answer.
 
-    Refuses bodies that take longer than `limit_s`, and 1 s for each KiB, with 408; compressed ones with 415."""
+    Refuses compressed ones with 415."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, limit_s: float) -> None:
-        self._app, self._max_bytes, self._limit_s = app, max_bytes, limit_s
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -208,19 +206,12 @@ class BodyLimit:
         if declared.isdecimal() and int(declared) > self._max_bytes:
             await refuse(error, scope, receive, send)
             return
-        received, has_more = 0, True
-        late = ApiError(
-            408, "the body took too long to arrive; send it faster", None, "request_timeout", "timeout_error"
-        )
-        began = time.monotonic()
+        received = 0
 
         async def receive_limited() -> Message:
-            nonlocal received, has_more
-            if not has_more:  # what comes is the disconnection
-                return await receive()
-            async with limited(began + self._limit_s + received / _LEAST_BYTES_PER_S - time.monotonic(), late):
-                message = await receive()
-            received, has_more = received + len(message.get("body", b"")), message.get("more_body", False)
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
             if received > self._max_bytes:
                 raise error
             return message

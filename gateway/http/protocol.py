@@ -18,16 +18,25 @@ MAX_HEAD_BYTES = 64 * 1024  # target and headers
 MAX_HEADERS = 200
 _MAX_PIPELINED = 16  # requests that wait for the answer to the one before them
 _OFFER = (b"upgrade", b"http2-settings")  # headers, and what `Connection` says of them
-_TOO_LONG = f"The request's target has more than {MAX_TARGET_BYTES} bytes."
-_TOO_LARGE = f"The headers have more than {MAX_HEAD_BYTES} bytes, or are more than {MAX_HEADERS}."
-_TOO_LATE = "The request's headers took too long to arrive."
-_TOO_MANY = "Your address has too many connections with requests here, or the server has; try again later."
+_LEAST_BYTES_PER_S = 1024  # of a body
+_TOO_LONG = HTTPStatus.REQUEST_URI_TOO_LONG, f"The request's target has more than {MAX_TARGET_BYTES} bytes."
+_TOO_LARGE = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"The headers have more than {MAX_HEAD_BYTES} bytes, or are more than {MAX_HEADERS}.",
+)
+_HEAD_TOO_LATE = HTTPStatus.REQUEST_TIMEOUT, "The request's headers took too long to arrive."
+_BODY_TOO_LATE = HTTPStatus.REQUEST_TIMEOUT, "The request's body took too long to arrive; send it faster."
+_TOO_MANY_WAIT = HTTPStatus.TOO_MANY_REQUESTS, "Too many requests wait on this connection."
+_TOO_MANY = (
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    "Your address has too many connections with requests here, or the server has; try again later.",
+)
 
 
 def protocols(settings: GatewaySettings) -> dict[str, Any]:
     """uvicorn's options `http` and `ws`."""
     connections = OpenConnections(with_files(settings.max_connections), settings.max_connections_of_address)
-    limits = {"head_s": settings.head_timeout_s, "rest_s": settings.body_timeout_s}
+    limits = {"head_s": settings.head_timeout_s, "body_s": settings.body_timeout_s}
     return {
         "http": partial(Protocol, connections=connections, stall_s=settings.request_timeout_s, **limits),
         "ws": partial(SocketProtocol, left=connections.leave),
@@ -43,31 +52,32 @@ class Protocol(HttpToolsProtocol):
 
     Args:
         head_s: from a request's first byte to the end of its headers.
-        rest_s: how long the rest of a body is awaited, and dropped, after its answer.
+        body_s: from there to the end of the body, also after its answer; and 1 s for each KiB of it.
         stall_s: how long a client may read nothing of an answer."""
 
     def __init__(
-        self, *args: Any, connections: OpenConnections, head_s: float, rest_s: float, stall_s: float, **options: Any
+        self, *args: Any, connections: OpenConnections, head_s: float, body_s: float, stall_s: float, **options: Any
     ) -> None:
         super().__init__(*args, **options)
-        self._open, self._head_s, self._rest_s, self._stall_s = connections, head_s, rest_s, stall_s
+        self._open, self._head_s, self._body_s, self._stall_s = connections, head_s, body_s, stall_s
         self._refusal = HTTPStatus.BAD_REQUEST, "Invalid HTTP request received."
-        self._head_bytes = 0
-        self._silent_bytes, self._is_silent = 0, False  # that the parser keeps, and says nothing of
+        self._silent_bytes, self._is_silent = 0, False  # no part of a request has ended in them
         self._head_timer: asyncio.TimerHandle | None = None
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._body_began, self._body_bytes = 0.0, 0
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._in_head = self._is_socket = False
+        self._in_head = self._in_body = self._is_socket = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if self.client is not None and not self._open.enter(transport, self.client[0], self._is_idle):
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, _TOO_MANY)
+            self._refuse(*_TOO_MANY)
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._open.leave(self.transport)
         self._unset_keepalive_if_required()
-        for timer in (self._head_timer, self._stall_timer):
+        for timer in (self._head_timer, self._body_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
@@ -103,56 +113,61 @@ class Protocol(HttpToolsProtocol):
             except httptools.HttpParserError:
                 self._refuse(*self._refusal)
                 return
+        self._count(size)
+
+    def _count(self, size: int) -> None:
+        """Counts parsed bytes, if no part of a request ended with them, and begins the time of what follows."""
         self._silent_bytes = self._silent_bytes + size if self._is_silent else 0
         if self._silent_bytes > MAX_HEAD_BYTES:
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+            self._refuse(*(_TOO_LONG if self._in_head and len(self.url) > MAX_TARGET_BYTES else _TOO_LARGE))
         elif self._in_head and self._head_timer is None:
-            self._head_timer = self.loop.call_later(self._head_s, self._refuse, HTTPStatus.REQUEST_TIMEOUT, _TOO_LATE)
+            self._head_timer = self.loop.call_later(self._head_s, self._refuse, *_HEAD_TOO_LATE)
+        elif self._in_body and self._body_timer is None:
+            self._body_began = self.loop.time()
+            self._body_timer = self.loop.call_later(self._body_s, self._check_body)
+
+    def _check_body(self) -> None:
+        left_s = self._body_began + self._body_s + self._body_bytes / _LEAST_BYTES_PER_S - self.loop.time()
+        if left_s > 0:
+            self._body_timer = self.loop.call_later(left_s, self._check_body)
+        else:
+            self._refuse(*_BODY_TOO_LATE)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._unset_keepalive_if_required()
-        self._in_head, self._head_bytes, self._is_silent = True, 0, False
+        self._in_head, self._is_silent = True, False
         if len(self.pipeline) >= _MAX_PIPELINED:
-            self._stop(HTTPStatus.TOO_MANY_REQUESTS, "Too many requests wait on this connection.")
-
-    def on_url(self, url: bytes) -> None:
-        super().on_url(url)
-        self._is_silent = False
-        self._head_bytes += len(url)
-        if self._head_bytes > MAX_TARGET_BYTES:
-            self._stop(HTTPStatus.REQUEST_URI_TOO_LONG, _TOO_LONG)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)  # trailers, too
-        self._is_silent = False
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
-            self._stop(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LARGE)
+            self._stop(*_TOO_MANY_WAIT)
 
     def on_headers_complete(self) -> None:
         self._unset_keepalive_if_required()
-        self._in_head, self._is_silent = False, False
+        self._in_head, self._is_silent, self._in_body, self._body_bytes = False, False, True, 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        if len(self.url) > MAX_TARGET_BYTES:
+            self._stop(*_TOO_LONG)
+        if (
+            len(self.headers) > MAX_HEADERS
+            or sum(len(name) + len(value) for name, value in self.headers) > MAX_HEAD_BYTES
+        ):
+            self._stop(*_TOO_LARGE)
         if not self.parser.should_upgrade() or self._should_upgrade():
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._is_silent = False
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._is_silent = False
+        self._is_silent, self._in_body = False, False
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
         if not self.parser.should_upgrade():
             super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.cycle.more_body and self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
-            self.timeout_keep_alive_task = self.loop.call_later(self._rest_s, self.timeout_keep_alive_handler)
 
     def handle_websocket_upgrade(self) -> None:
         self._is_socket = True

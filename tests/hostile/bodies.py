@@ -9,7 +9,8 @@ from tests.hostile.meter import MIB
 Schema = dict[str, Any]
 MANY = 8 * MIB // 3  # items of 8 MiB
 FEWER = 130_000  # not refused by their number, but by what they are
-NAMES = "gpt-" + "-tts" * (MIB // 8)  # a regular expression of a glob goes through it again and again
+NAME = "gpt-" + "-tts" * 1750
+TEXT = "gpt-" + "-tts/.a" * (MIB // 8)  # a regular expression may go through it again and again
 
 
 def sample(schema: Schema) -> Any:
@@ -102,7 +103,7 @@ def attacks(schema: Schema) -> Iterator[tuple[str, bytes, str | None]]:
     yield "fewer brackets", b"[" * 300_000, "invalid_json"
     yield "digits", f'{start}"x":{"9" * MIB}}}'.encode(), None
     for place in texts:
-        yield f"a text at {place}", with_text(schema, place, json.dumps(NAMES)), None
+        yield f"a text at {place}", with_text(schema, place, json.dumps(TEXT)), None
 
 
 def _nulls(schema: Schema, place: tuple[Any, ...]) -> str:

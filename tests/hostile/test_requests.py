@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.hostile import table
-from tests.hostile.bodies import FEWER, NAMES, attacks, items, members
+from tests.hostile.bodies import FEWER, NAME, TEXT, attacks, items, members
 from tests.hostile.conftest import KEY
 from tests.hostile.meter import MAX_HELD_S, MIB, metered
 from tests.hostile.wire import Answer, ask
@@ -77,7 +77,7 @@ FORMS = {
     "objects": form(("quartet", items("{}", FEWER * 2))),
     "members": form(("quartet", members(30_000))),
     "brackets": form(("quartet", "[" * 500_000)),
-    "a text": form(("model", NAMES[:500_000])),
+    "a text": form(("model", TEXT[:500_000])),
     "a header without end": b"--" + BOUNDARY.encode() + b"\r\ncontent-disposition: " + b"x" * MIB,
     "headers": b"--" + BOUNDARY.encode() + b"\r\n" + b"a:b\r\n" * 200_000,
 }
@@ -93,6 +93,6 @@ async def test_forms_cost_their_length(gateway: Running, name: str):
 async def test_long_names_cost_their_length(gateway: Running):
     for name, (costs, statuses) in table.ENDPOINTS.items():
         if table.NAME in costs:
-            long = re.sub(r"\{.*?\}", "x", re.sub(r"\{.*?\}", NAMES[:7000], name, count=1))
+            long = re.sub(r"\{.*?\}", "x", re.sub(r"\{.*?\}", NAME, name, count=1))
             answer = await cheap(gateway, long, "", json.dumps({"items": [], "metadata": {}}).encode())
             assert answer.status in (400, *statuses), (name, answer)

@@ -11,7 +11,7 @@ from websockets.sync.client import connect
 
 from gateway.dialects.openai import speech_stream
 from gateway.dialects.realtime.events import CLIENT_EVENT_TYPES
-from tests.hostile.bodies import FEWER, MANY, NAMES, items, members
+from tests.hostile.bodies import FEWER, MANY, TEXT, items, members
 from tests.hostile.conftest import KEY
 from tests.hostile.meter import MAX_HELD_S, MIB, metered
 from tests.hostile.table import EVENTS, SOCKETS
@@ -27,7 +27,7 @@ VALUES = {
     "members": members(30_000),
     "fewer members": members(2000, "null"),
     "brackets": "[" * 300_000 + "]" * 300_000,
-    "a text": json.dumps(NAMES),
+    "a text": json.dumps(TEXT),
     "digits": "9" * MIB,
 }
 
@@ -88,4 +88,6 @@ async def test_a_message_costs_its_length(gateway: Running, path: str, kind: str
 
 async def test_a_message_of_empty_frames_ends_its_connection(gateway: Running):
     text = '{"type":"input_audio_buffer.clear"}'
-    assert await asyncio.to_thread(exchange, gateway, "/v1/realtime", text, 20_000) == ({}, 1009)
+    answer, code = await asyncio.to_thread(exchange, gateway, "/v1/realtime", text, 20_000)
+    assert answer == {}
+    assert code in (1009, 1006)  # 1006: of a client that still sends
