@@ -26,7 +26,7 @@ READY := .venv/ready
 # As tests/conftest.py: what the tests import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs clean
+.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs sbom audit clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -88,6 +88,17 @@ docs: $(READY)  ## the documents as a site; a link to what is not there, or a pa
 	$(BIN)/python -m sphinx --builder html --conf-dir docs --fail-on-warning --keep-going --quiet . docs/_build/html
 	@echo "open $(CURDIR)/docs/_build/html/index.html"
 
+sbom: .venv-audit/ready  ## what the images are made of, as build/sbom/IMAGE.json (CycloneDX)
+	@.venv-audit/bin/python -m scripts.supply_chain sbom
+
+audit: .venv-audit/ready  ## looks for known faults of the images' packages; asks the package index
+	@.venv-audit/bin/python -m scripts.supply_chain audit
+
+.venv-audit/ready: requirements-audit.lock
+	@$(PYTHON) -m venv --clear .venv-audit
+	@.venv-audit/bin/python -m pip install --quiet $(PIP_FLAGS) --no-deps --require-hashes -r requirements-audit.lock
+	@touch $@
+
 lint: types docs style  ## what the gate checks besides the tests; two at a time with make -j 2
 
 types: $(READY)
@@ -126,4 +137,4 @@ test-compose: $(READY)  ## what a user of docker compose does, on this machine: 
 	$(BIN)/python scripts/test_compose.py $(TEST_COMPOSE)
 
 clean:
-	rm -rf .venv .venv-3.* .venv-newest quartet/v1 build docs/_build *.egg-info
+	rm -rf .venv .venv-audit .venv-3.* .venv-newest quartet/v1 build docs/_build *.egg-info

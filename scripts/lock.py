@@ -20,9 +20,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
+AUDIT_LOCK = ROOT / "requirements-audit.lock"
 PYTHONS = ("3.11", "3.12", "3.13")
 ARCHITECTURES = ("x86_64", "aarch64")
 NOT_BESIDE_CPU_TORCH = ("torchaudio", "torchcodec")
+AUDIT_HEADER = "# The tools of `make sbom` and `make audit`: by `make lock` (scripts/lock.py), not by hand.\n"
 HEADER = """\
 # What is installed and tested: by `make lock` (scripts/lock.py), not by hand. "of" names what a package is for: an
 # extra of pyproject.toml, base (all processes), build (making the wheel), peers (what tests compare with), cuda
@@ -71,6 +73,11 @@ class Resolver:
         extras = [word for name in PROJECT["project"]["optional-dependencies"] for word in ("--extra", name)]
         more = self._file("more", [*PROJECT["build-system"]["requires"], *self._peers])
         return self._compile("cuda", str(ROOT / "pyproject.toml"), more, *extras, "--generate-hashes")
+
+    def audit(self) -> str:
+        """Resolves the tools of the audit, with hashes."""
+        tools = self._file("audit", PROJECT["dependency-groups"]["audit"])
+        return self._compile("cuda", tools, "--generate-hashes")
 
     def names(self, requirements: Sequence[str], torch: str = "cpu") -> set[str]:
         """Resolves the packages of `requirements`, at the versions of `everything`."""
@@ -135,6 +142,7 @@ def main() -> None:
         resolver.keep(everything)
         members = dict(sets(resolver))
         cpu = torch_cpu(Path(scratch))
+        AUDIT_LOCK.write_text(AUDIT_HEADER + resolver.audit())
     entries = [HEADER]
     for entry in _ENTRY.finditer(everything):
         of = [name for name, packages in members.items() if entry["name"] in packages]

@@ -119,6 +119,17 @@ def test_containers_are_hardened(name):
     assert _default(service["stop_grace_period"], "s") > _default(drain)
 
 
+def test_nobody_is_grafana_s_administrator_and_it_sees_no_stage():
+    grafana = SERVICES["grafana"]
+    environment = grafana["environment"]
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert "stages" not in grafana["networks"]
+    assert set(grafana["networks"]) & set(SERVICES["prometheus"]["networks"])
+    for name in ("prometheus", "grafana", "otel-collector"):
+        assert SERVICES[name]["deploy"]["resources"]["limits"]["pids"], name
+
+
 def _default(text, unit=""):
     """The number that `${NAME:-NUMBER}` has by default."""
     found = re.fullmatch(rf"\$\{{QUARTET_\w+:-(\d+){unit}\}}", text)

@@ -8,10 +8,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from scripts import supply_chain
 from scripts.locked import LockedPackage, read, select
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +89,23 @@ def test_images_install_nothing_but_what_is_locked():
     for image, sets in IMAGES.items():
         for name in set(sets) - {"torch-cpu", image, "thinker-cpu"}:
             assert re.search(rf"locked .*\b{name}\b", DOCKERFILE), name
+
+
+def test_the_tools_that_audit_are_locked_by_hashes_and_look_at_what_images_install():
+    lock = (ROOT / "requirements-audit.lock").read_text()
+    entries: dict[str, str] = {}
+    for name, pinned, hashes in re.findall(
+        r"^([a-z0-9-]+)==(\S+).*?((?:\\\n +--hash=sha256:[0-9a-f]{64} ?)*)$", lock, re.MULTILINE
+    ):
+        assert hashes, name
+        entries[name] = pinned
+    for requirement in map(Requirement, PROJECT["dependency-groups"]["audit"]):
+        assert requirement.specifier.contains(entries[requirement.name])
+    for image, sets in IMAGES.items():
+        assert set(supply_chain.IMAGES[image if image == "gateway" else f"{image}-cpu"]) == set(sets)
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yaml").read_text())
+    steps = [step.get("run") for step in workflow["jobs"]["packages"]["steps"]]
+    assert {"make sbom", "make audit"} <= set(steps)
 
 
 def test_an_unknown_set_is_refused_with_those_that_there_are():
