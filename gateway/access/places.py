@@ -1,16 +1,10 @@
-"""Places for the answers of one request, which run as places come free."""
+"""Places for the answers of one request."""
 
-import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from gateway.access.api_key import ApiKey
 from services.common.errors import Unavailable
 from services.common.rpc.call import Admission
-
-_LOOK_AGAIN_S = 0.1  # another process may give back a key's place
 
 
 class Places:
@@ -38,28 +32,3 @@ class Places:
                     return None
                 place.push(of_key)
             return place.pop_all()
-
-
-def in_turn(
-    works: Sequence[Callable[[], Coroutine[Any, Any, None]]], places: Places
-) -> list[Coroutine[Any, Any, None]]:
-    """Coroutines that do `works` in order when run side by side: the first without a place, each other one with its."""
-    left, looking = deque(works), asyncio.Lock()
-
-    async def free_place() -> ExitStack | None:
-        """None: no work is left."""
-        async with looking:
-            while left:
-                if (place := places.take()) is not None:
-                    return place
-                await asyncio.sleep(_LOOK_AGAIN_S)
-        return None
-
-    async def work(is_first: bool) -> None:
-        if (place := ExitStack() if is_first else await free_place()) is None:
-            return
-        with place:
-            while left:
-                await left.popleft()()
-
-    return [work(is_first=not i) for i in range(len(works))]

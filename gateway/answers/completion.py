@@ -173,7 +173,7 @@ class CompletionRun:
         self._meter.charge(len(jobs), "n" if self.count > 1 else self.field)
         places = Places(self.gateway.admission, self._meter.key)
         with in_own_terms(self._own_name):
-            async with aclosing(run(self.gateway.pipeline, jobs, self._meter.left_s, places)) as events:
+            async with aclosing(run(self.gateway.pipeline, jobs, self._meter.left_s, places.take)) as events:
                 async for index, event in events:
                     self.answers[index].take(event)
                     self._meter.observe(event)

@@ -10,13 +10,13 @@ from typing import Any
 
 import grpc
 
-from gateway.access.places import Places, in_turn
 from gateway.pipeline.balance import prompt_key
 from gateway.pipeline.event_buffer import EventBuffer
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.links import Links, Source
 from gateway.pipeline.pipeline import Pipeline
+from gateway.pipeline.places import TakePlace, in_turn
 from gateway.pipeline.response_events import ResponseFault
 from gateway.pipeline.route import LOST, Lease, Route
 from gateway.pipeline.typed_text import TypedText
@@ -55,14 +55,14 @@ def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
 
 
 async def run(
-    pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float, places: Places | None = None
+    pipeline: Pipeline, jobs: Sequence[Job], timeout_s: float, take_place: TakePlace | None = None
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """Runs `jobs` and yields (index of the job, event).
 
     A job's events begin with PromptRead and end with Finished. Closing the iterator cancels every stage.
 
     Args:
-        places: of the jobs beside the first, which begin as they come free; None: all run at the same time.
+        take_place: for each job beside the first, which begin as places come free; None: all run at the same time.
 
     Raises:
         StageError: of the first job that failed. `origin` is the kind of the stage at fault, "" the gateway.
@@ -73,10 +73,10 @@ async def run(
     async def answer(index: int) -> None:
         await _Answer(pipeline, jobs[index], index, events, deadline).run()
 
-    if places is None or len(jobs) == 1:
+    if take_place is None or len(jobs) == 1:
         answers = [answer(index) for index in range(len(jobs))]
     else:
-        answers = in_turn([partial(answer, index) for index in range(len(jobs))], places)
+        answers = in_turn([partial(answer, index) for index in range(len(jobs))], take_place)
     work = asyncio.create_task(gather_or_cancel(answers))
     work.add_done_callback(events.wake)
     timer = asyncio.get_running_loop().call_at(deadline, work.cancel)

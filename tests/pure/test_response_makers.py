@@ -39,7 +39,7 @@ async def before(info: server_info_pb2.DitInfo, directory: Path, **settings) -> 
             pipeline=PIPELINE, jobs_dir=directory / "jobs", health_timeout_s=HEALTH_TIMEOUT_S, **settings
         )
         app = create_app(own, pipeline)
-        async with serving(app) as url:
+        async with serving(app, own) as url:
             gateway = Running(app, stages, url)
             await gateway.until(lambda: app.state.gateway.pipeline.ready)
             try:

@@ -139,7 +139,8 @@ class ChatRun(_BaseRun):
             return self._turns()
         jobs = await to_jobs(self._gateway, self._request, self._meter.request_id, self._owner)
         self._meter.charge(len(jobs), "n")
-        return run(self._gateway.pipeline, jobs, self._meter.left_s, Places(self._gateway.admission, self._key))
+        places = Places(self._gateway.admission, self._key)
+        return run(self._gateway.pipeline, jobs, self._meter.left_s, places.take)
 
     async def _turns(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """The events of all turns and tools as those of one answer. Raises ApiError."""

@@ -39,7 +39,7 @@ router = APIRouter(tags=["responses"])
 log = structlog.get_logger()
 
 
-class ResponseCreate(ResponseRequest):
+class SocketRequest(ResponseRequest):
     """`background` is refused here; `stream` has no effect."""
 
     type: Literal["response.create"]
@@ -161,7 +161,7 @@ class _Connection:
         """Sends a response's events. Raises ApiError; WebSocketDisconnect."""
         ignored = set[str]()
         async with asynccontextmanager(admitted)(self._socket):
-            create = await parsed(ResponseCreate, text, ignored)
+            create = await parsed(SocketRequest, text, ignored)
             for member in ignored:
                 metrics.IGNORED.labels(_PATH, member).inc()
             if create.background:
@@ -185,7 +185,7 @@ class _Connection:
         span = Span(run.spec.id, "gateway", run.spec.arrived, time.monotonic(), status, owner=owner_of(self._socket))
         self._responses.gateway.spans.add(with_firsts(span, fields))
 
-    async def _hold(self, run: ResponseRun, create: ResponseCreate) -> None:
+    async def _hold(self, run: ResponseRun, create: SocketRequest) -> None:
         """Keeps what the next response may continue, as far as it is not stored."""
         spec, is_stored = run.spec, create.is_stored and create.previous_response_id not in self._held
         self._held = {name: held for name, held in self._held.items() if held.stream_id != create.stream_id}
