@@ -61,7 +61,7 @@ ENDPOINTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "GET /v1/quartet/trace/{request_id}": ((NAME,), (404,)),
 }
 
-SOCKETS = ("/v1/realtime", "/openai/v1/realtime", "/v1/audio/speech/stream")
+SOCKETS = ("/v1/realtime", "/openai/v1/realtime", "/v1/audio/speech/stream", "/v1/responses")
 # Types of a client's messages, by the WebSocket's path, with where a list or an object may be.
 EVENTS: dict[str, dict[str, tuple[str, ...]]] = {
     "/v1/realtime": {
@@ -77,6 +77,7 @@ EVENTS: dict[str, dict[str, tuple[str, ...]]] = {
         "response.create": ("response", "response.input", "response.tools", "response.metadata"),
         "response.cancel": ("response_id",),
     },
+    "/v1/responses": {"response.create": ("input", "tools", "include", "metadata", "instructions")},
     "/v1/audio/speech/stream": {
         "session.config": ("model", "quartet"),
         "input.text": ("text",),

@@ -106,7 +106,7 @@ async def test_every_replica_speaks_in_the_voice(tmp_path):
         addresses = {kind: [group.addresses[kind] for group in groups] for kind in ("talker", "code2wav")}
         settings = GatewaySettings(pipeline=PIPELINE, health_timeout_s=HEALTH_TIMEOUT_S, voices_dir=tmp_path)
         served = create_app(settings, load_pipeline(PIPELINE, addresses))
-        gateway = Running(served, groups[0], await stack.enter_async_context(serving(served)))
+        gateway = Running(served, groups[0], await stack.enter_async_context(serving(served, settings)))
         stack.push_async_callback(gateway.openai.close)
         stack.push_async_callback(gateway.http.aclose)
         stages = served.state.gateway.pipeline.by_name.values()
