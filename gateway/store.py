@@ -106,8 +106,6 @@ class Store:
                 log.warning("deleting with the reserved room", store=self.name, error=str(error))
                 self._reserve().unlink(missing_ok=True)
                 self._delete_without_room(statements)
-            if self._directory is not None:
-                self._keep_reserve()
 
         await self.run(delete)
 
@@ -133,7 +131,7 @@ class Store:
         return self.directory / f"{self.name}.reserve"
 
     def _keep_reserve(self) -> None:
-        """Takes room that `delete` gives back when the disk is full."""
+        """Takes room, until the store is opened again, that `delete` gives back when the disk is full."""
         try:
             with open(self._reserve(), "ab", opener=_private) as file:
                 os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SHORT_S, LONG_S = 1.0, 5.0
 """Time of a short compilation, and of any. One that proves longer begins again, and waits for others that did."""
 
+_WARM_S = 60.0
+"""After the thinker's start, whose processors are busy, the process starts, unless a request needed it before."""
 _START_S = 60.0
 _MOST_KNOWN = 1024
 
@@ -37,9 +39,14 @@ class GrammarChecks:
         self._command = [sys.executable, "-m", "services.thinker.grammar_process", str(self._socket)]
         self._command += [str(folder), str(vocab_size)]
         self._process: subprocess.Popen[bytes] | None = None
+        self._warming: asyncio.TimerHandle | None = None
         self._short = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 4))
         self._long = asyncio.Semaphore(1)
         self._known: OrderedDict[bytes, None] = OrderedDict()  # those that compile in a short time
+
+    def start_later(self) -> None:
+        """Starts the process that compiles a while from now: that takes seconds of a processor."""
+        self._warming = asyncio.get_running_loop().call_later(_WARM_S, self.start)
 
     def start(self) -> None:
         """Starts the process that compiles, unless it runs."""
@@ -48,6 +55,8 @@ class GrammarChecks:
             self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
 
     def close(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
         if self._process is not None and self._process.stdin:
             self._process.stdin.close()  # it ends what runs, and itself
             self._process.wait()

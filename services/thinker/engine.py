@@ -142,7 +142,7 @@ class ThinkerEngine:
             adapters = Adapters(llm, settings, checkpoint.folder)
             grammars = GrammarChecks(checkpoint.folder, llm.model_config.get_vocab_size(), Path(sockets_dir()))
             stack.callback(grammars.close)
-            grammars.start()
+            grammars.start_later()
             engine = cls(llm, checkpoint, rows, stack.pop_all(), adapters, tool_parser, grammars)
         try:
             await adapters.load_named()
