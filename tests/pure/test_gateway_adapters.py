@@ -45,7 +45,7 @@ async def two_thinkers() -> AsyncIterator[TwoThinkers]:
         addresses = stages.addresses | {"thinker": [stages.addresses["thinker"], other.addresses["thinker"]]}
         settings = GatewaySettings(pipeline=PIPELINE, health_timeout_s=HEALTH_TIMEOUT_S, anonymous_admin=True)
         app = create_app(settings, load_pipeline(PIPELINE, addresses))
-        async with serving(app) as url:
+        async with serving(app, settings) as url:
             gateway = TwoThinkers(app, stages, url)
             gateway.other = other
             replicas = app.state.gateway.pipeline.by_name["thinker"].replicas

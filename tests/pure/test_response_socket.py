@@ -16,7 +16,7 @@ from websockets.typing import Origin
 
 from gateway.access.api_keys import digest
 from gateway.dialects.responses import socket as response_socket
-from gateway.dialects.responses.socket import ResponseCreate
+from gateway.dialects.responses.socket import SocketRequest
 from services.common.errors import InternalError, QueueFull
 from tests.support.clients.responses import kinds, prompt, stream
 from tests.support.scripted.thinker import PIECES
@@ -261,7 +261,7 @@ async def test_errors_name_the_member_and_the_connection_goes_on(gateway):
         for message, (param, code) in BAD:
             status, *found = await client.refusal(message)
             assert (status, *found) == (404 if code == "model_not_found" else 400, param, code), message
-        for name in ResponseCreate.model_fields:
+        for name in SocketRequest.model_fields:
             typo = name[0] + name
             assert await client.refusal(ASK | {typo: "x"}) == (400, typo, "unknown_parameter")
         await client.response()

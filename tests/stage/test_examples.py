@@ -63,8 +63,9 @@ async def test_a_stage_of_ones_own_joins_a_pipeline() -> None:
     server, port = await own.start(0)
     try:
         pipeline = load_pipeline(DIT, {"dit": f"127.0.0.1:{port}"})
-        app = create_app(GatewaySettings.model_validate({"pipeline": DIT}), pipeline)
-        async with serving(app) as url:
+        settings = GatewaySettings.model_validate({"pipeline": DIT})
+        app = create_app(settings, pipeline)
+        async with serving(app, settings) as url:
             http, client = clients(url)
             async with http, client, asyncio.timeout(60):
                 while not app.state.gateway.pipeline.ready:

@@ -50,7 +50,7 @@ async def gateway(stack: Stack, tmp_path) -> AsyncIterator[Gateway]:
     file.write_text(before + thinker + after.replace("sampling: {}", SAMPLING, 1))
     settings = GatewaySettings(pipeline=file, health_timeout_s=HEALTH_TIMEOUT_S)
     app = create_app(settings, load_pipeline(file, stack.addresses), stack.access.credentials)
-    async with serving(app) as url:
+    async with serving(app, settings) as url:
         await until(lambda: app.state.gateway.pipeline.ready)
         yield Gateway(url)
 
