@@ -4,7 +4,7 @@ import io
 import mimetypes
 import uuid
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -144,10 +144,10 @@ class OwnFiles(Fetcher):
         super().__init__(limits)
         self._files: dict[str, bytes] = {}
 
-    async def get(self, url: str, kind: str) -> bytes:
+    async def get(self, url: str, kind: str, turn: AbstractAsyncContextManager[Any] = nullcontext()) -> bytes:
         if url.startswith(_SCHEME):
             return self._files[url]
-        return await super().get(url, kind)
+        return await super().get(url, kind, turn)
 
     @contextmanager
     def holding(self, files: Sequence[bytes]):

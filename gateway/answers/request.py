@@ -151,19 +151,13 @@ ResponseFormat = Annotated[
 ]
 
 
-def _few_biases(value: Any) -> Any:
-    if isinstance(value, dict) and len(value) > MAX_BIASES:  # before each makes an error of its own
-        raise ValueError(f"must have at most {MAX_BIASES} tokens")
-    return value
-
-
 class WriterSampling(ThinkerSampling, TextMembers):
     """How text is written, wherever it is asked for."""
 
     stop: StopStrings | None = None
-    logit_bias: (
-        Annotated[dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_few_biases)] | None
-    ) = Field(default=None, description=f"at most {MAX_BIASES} tokens")
+    logit_bias: dict[NotNegative, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, max_length=MAX_BIASES, description=f"at most {MAX_BIASES} tokens"
+    )
     response_format: ResponseFormat | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="lower goes first")
 

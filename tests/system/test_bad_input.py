@@ -81,7 +81,7 @@ CASES = {
     "unknown format": ({**SPEECH, "audio": {"voice": "ethan", "format": "mp17"}}, 400, "audio.format"),
     "streamed mp3": ({**SPEECH, "audio": {"voice": "ethan", "format": "mp3"}, "stream": True}, 400, "audio.format"),
     "max_tokens 0": ({"max_tokens": 0}, 400, "max_tokens"),
-    "max_tokens -1": ({"max_tokens": -1}, 400, "max_tokens"),
+    "max_tokens -2": ({"max_tokens": -2}, 400, "max_tokens"),
     "temperature": ({"temperature": -0.1}, 400, "temperature"),
     "top_p": ({"top_p": 1.5}, 400, "top_p"),
     "n": ({"n": 0}, 400, "n"),
