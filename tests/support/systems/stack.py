@@ -44,9 +44,8 @@ class Access:
         self.certificates = certificates.make(directory / "certificates", IDENTITY)
         self.key = new_key()
         self._keys_file = directory / "keys.yaml"
-        self._keys_file.write_text(
-            f'keys:\n  - name: test\n    sha256: "{digest(self.key)}"\n    admin: true\n    max_realtime_sessions: 1000\n'
-        )
+        entry = f'  - name: test\n    sha256: "{digest(self.key)}"\n    admin: true\n    max_realtime_sessions: 1000\n'
+        self._keys_file.write_text(f"keys:\n{entry}")
 
     @property
     def flags(self) -> list[str]:
