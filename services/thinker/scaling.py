@@ -17,15 +17,25 @@ class Scaler:
     """Scales as the checkpoint's processor does, which leaves what has its size as it is."""
 
     def __init__(self, checkpoint: ThinkerCheckpoint) -> None:
-        self._images: Any = checkpoint.processor.image_processor
-        self._videos: Any = checkpoint.processor.video_processor
+        processor: Any = checkpoint.processor
+        self._images: Any = processor.image_processor
+        self._videos: Any = processor.video_processor
+        # What the processor of all media gives the two; it goes before their own.
+        defaults: dict[str, Any] = getattr(processor.valid_processor_kwargs, "_defaults", {})
+        self._image_size, self._video_size = (
+            dict(defaults.get(kind, {}).get("size") or own.size)
+            for kind, own in (("images_kwargs", self._images), ("videos_kwargs", self._videos))
+        )
         self._sound_tokens_per_s = checkpoint.sound_tokens_per_s
 
     def image_tokens(self, width: int, height: int) -> int:
-        return self._images.get_number_of_image_patches(height, width, {}) // self._images.merge_size**2
+        size = self._image_size
+        options = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+        return self._images.get_number_of_image_patches(height, width, options) // self._images.merge_size**2
 
     def video_tokens(self, frames: int, width: int, height: int) -> int:
-        return self._videos.get_num_of_video_patches(frames, height, width, {}) // self._videos.merge_size**2
+        options = {"size": self._video_size}
+        return self._videos.get_num_of_video_patches(frames, height, width, options) // self._videos.merge_size**2
 
     def least_sound_tokens(self, seconds: float) -> int:
         return int(int(seconds) * self._sound_tokens_per_s)
@@ -37,13 +47,15 @@ class Scaler:
             return image
         pixels = np.array(image)
         del image  # it may be large
-        return Image.fromarray(_scaled(self._images, pixels, self.image_tokens))
+        return Image.fromarray(_scaled(self._images, self._image_size, pixels, self.image_tokens))
 
     def frame(self, pixels: np.ndarray) -> np.ndarray:
         """Of a video: (height, width, 3) uint8."""
         height, width = pixels.shape[:2]
         tokens = partial(self.video_tokens, 1)
-        return _scaled(self._videos, pixels, tokens) if _shrinks(self._videos, width, height, tokens) else pixels
+        if not _shrinks(self._videos, width, height, tokens):
+            return pixels
+        return _scaled(self._videos, self._video_size, pixels, tokens)
 
 
 def _shrinks(processor: Any, width: int, height: int, tokens: Callable[[int, int], int]) -> bool:
@@ -55,7 +67,7 @@ def _side(processor: Any) -> int:
     return processor.patch_size * processor.merge_size
 
 
-def _scaled(processor: Any, pixels: np.ndarray, tokens: Callable[[int, int], int]) -> np.ndarray:
+def _scaled(processor: Any, size: dict[str, Any], pixels: np.ndarray, tokens: Callable[[int, int], int]) -> np.ndarray:
     """`pixels` themselves if the processor would scale the result again, as it does with the narrowest."""
     import torch
     from transformers.image_utils import SizeDict
@@ -63,7 +75,7 @@ def _scaled(processor: Any, pixels: np.ndarray, tokens: Callable[[int, int], int
     height, width = pixels.shape[:2]
     channels = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
     options = {"resample": processor.resample, "factor": _side(processor)}
-    scaled = processor.resize(channels[None, None], size=SizeDict(**dict(processor.size)), **options)[0, 0]
+    scaled = processor.resize(channels[None, None], size=SizeDict(**size), **options)[0, 0]
     if tokens(scaled.shape[-1], scaled.shape[-2]) != tokens(width, height):
         return pixels
     return np.ascontiguousarray(scaled.permute(1, 2, 0).numpy())

@@ -35,23 +35,29 @@ def noise(width: int, height: int, count: int = 1) -> np.ndarray:
 
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_scaled_pictures_are_read_as_whole_ones_are(checkpoints, arch, monkeypatch) -> None:
-    """To the bit, and with the tokens that were computed before."""
+    """To the bit, and with the tokens that were computed before. The processor of all media has own sizes of videos."""
     processor = checkpoints[arch].processor
     images, videos = processor.image_processor, processor.video_processor
     monkeypatch.setattr(images, "size", {"shortest_edge": 56 * 56, "longest_edge": 200 * 200})
-    monkeypatch.setattr(videos, "size", {"shortest_edge": 56 * 56, "longest_edge": 100 * 100})
+    of_videos = processor.valid_processor_kwargs._defaults["videos_kwargs"]
+    monkeypatch.setitem(of_videos, "size", {"shortest_edge": 60 * 60, "longest_edge": 100 * 100})
     scaler = Scaler(checkpoints[arch])
     for size in SIZES:
         image = Image.fromarray(noise(*size)[0])
         scaled = scaler.image(image)
         assert scaled.width * scaled.height <= min(size[0] * size[1], 200 * 200) or size == NARROW
-        whole, read = (images([each], return_tensors="pt") for each in (image, scaled))
+        whole, read = (
+            processor(text=processor.image_token, images=[each], return_tensors="pt") for each in (image, scaled)
+        )
         assert (whole["pixel_values"] == read["pixel_values"]).all()
         assert scaler.image_tokens(*size) == whole["image_grid_thw"].prod() // images.merge_size**2
         frames = noise(*size, count=4)
         scaled_frames = np.stack([scaler.frame(frame) for frame in frames])
         assert scaled_frames.nbytes <= min(frames.nbytes, 4 * 3 * 100 * 100) or size == NARROW
-        whole, read = (videos([each], return_tensors="pt", do_sample_frames=False) for each in (frames, scaled_frames))
+        whole, read = (
+            processor(text=processor.video_token, videos=[each], return_tensors="pt", fps=2.0)
+            for each in (frames, scaled_frames)
+        )
         assert (whole["pixel_values_videos"] == read["pixel_values_videos"]).all()
         assert scaler.video_tokens(4, *size) == whole["video_grid_thw"].prod() // videos.merge_size**2
 
@@ -143,6 +149,7 @@ async def test_large_pictures_do_not_lie_in_memory_together(preprocessor, monkey
     monkeypatch.setattr(
         preprocessor._checkpoint.processor.image_processor, "size", {"shortest_edge": 3136, "longest_edge": 40_000}
     )
+    monkeypatch.setattr(preprocessor, "_scaler", Scaler(preprocessor._checkpoint))
     decoded: list[int] = []
 
     async def keep(prompt: Any, _: float) -> Any:
