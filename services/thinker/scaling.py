@@ -20,12 +20,10 @@ class Scaler:
         processor: Any = checkpoint.processor
         self._images: Any = processor.image_processor
         self._videos: Any = processor.video_processor
-        # What the processor of all media gives the two; it goes before their own.
-        defaults: dict[str, Any] = getattr(processor.valid_processor_kwargs, "_defaults", {})
-        self._image_size, self._video_size = (
-            dict(defaults.get(kind, {}).get("size") or own.size)
-            for kind, own in (("images_kwargs", self._images), ("videos_kwargs", self._videos))
-        )
+        # What the processor of all media gives the two goes before their own.
+        given: dict[str, dict[str, Any]] = processor._merge_kwargs(processor.valid_processor_kwargs, {})
+        self._image_size = dict(given["images_kwargs"].get("size") or self._images.size)
+        self._video_size = dict(given["videos_kwargs"].get("size") or self._videos.size)
         self._sound_tokens_per_s = checkpoint.sound_tokens_per_s
 
     def image_tokens(self, width: int, height: int) -> int:

@@ -39,8 +39,15 @@ def test_scaled_pictures_are_read_as_whole_ones_are(checkpoints, arch, monkeypat
     processor = checkpoints[arch].processor
     images, videos = processor.image_processor, processor.video_processor
     monkeypatch.setattr(images, "size", {"shortest_edge": 56 * 56, "longest_edge": 200 * 200})
-    of_videos = processor.valid_processor_kwargs._defaults["videos_kwargs"]
-    monkeypatch.setitem(of_videos, "size", {"shortest_edge": 60 * 60, "longest_edge": 100 * 100})
+    merge = processor._merge_kwargs
+
+    def of_small_videos(*arguments: Any, **members: Any) -> dict[str, Any]:
+        merged = merge(*arguments, **members)
+        assert merged["videos_kwargs"]["size"]["shortest_edge"] > videos.size["shortest_edge"]
+        merged["videos_kwargs"]["size"] = {"shortest_edge": 60 * 60, "longest_edge": 100 * 100}
+        return merged
+
+    monkeypatch.setattr(processor, "_merge_kwargs", of_small_videos)
     scaler = Scaler(checkpoints[arch])
     for size in SIZES:
         image = Image.fromarray(noise(*size)[0])
