@@ -156,9 +156,8 @@ def create_app(
         app.add_middleware(OwnPagesOnly, allowed=settings.allowed_origins)
     hosts = [settings.host, *filter(None, (settings.published_host,)), *settings.allowed_hosts]
     app.add_middleware(KnownHosts, names=hosts, everywhere=keys is None or bool(settings.allowed_hosts))
-    app.add_middleware(
-        RequestContext, spans=spans, refusals={messages.PATH: refused}
-    )  # refusals have an id and a log line, too
+    # Refusals have an id and a log line, too.
+    app.add_middleware(RequestContext, spans=spans, refusals={messages.PATH: refused})
     if settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

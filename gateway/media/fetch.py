@@ -12,7 +12,7 @@ import httpx
 import pybase64
 
 from gateway.errors import invalid
-from gateway.media.frames import film
+from gateway.media.frames import as_video
 from gateway.media.names import NameLookUps
 from gateway.settings import GatewaySettings
 from services.common.media import MediaError
@@ -206,7 +206,7 @@ def decode_data_url(url: str, kind: str, max_bytes: int) -> bytes:
     if "base64" in (parameter.strip().lower() for parameter in parameters):
         payload = unquote(payload) if "%" in payload else payload
         if kind == "video" and media_type.strip().lower() == "video/jpeg":
-            return film([decode_base64(frame, max_bytes) for frame in payload.split(",")])
+            return as_video([decode_base64(frame, max_bytes) for frame in payload.split(",")])
         return decode_base64(payload, max_bytes)
     if len(payload) > 3 * max_bytes or len(content := unquote_to_bytes(payload)) > max_bytes:
         raise too_large(max_bytes)

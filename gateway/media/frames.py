@@ -14,7 +14,7 @@ FRAMES_PER_S = 1
 """As vLLM takes them."""
 
 
-def film(frames: Sequence[bytes]) -> bytes:
+def as_video(frames: Sequence[bytes]) -> bytes:
     """A Matroska file with JPEG files, untouched, as its frames. The last one may be there twice: models read pairs.
 
     Raises:

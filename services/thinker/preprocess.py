@@ -75,7 +75,7 @@ class Preprocessor:
         token_ids = self._shortened(whole, conversation.cut)
         refuse_longer(len(token_ids), most, field)
         thinks, has_media = self._checkpoint.reasoning, conversation.media
-        has_end = token_ids == whole[len(whole) - len(token_ids) :]
+        has_end = token_ids is whole or token_ids == whole[len(whole) - len(token_ids) :]
         opens_thought = has_end and bool(thinks) and await self.read(size, self.template.opens_thought, conversation)
         decoding = (self._media, self._decode, conversation, len(token_ids))
         media, options = await self._in_thread(*decoding) if has_media else ({}, {})

@@ -4,19 +4,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.validation import Ignored, Lenient, Listed, Strict
+from gateway.validation import Lenient, Listed, Strict, ignoring
+
+_Block = ignoring(Strict, "cache_control")
 
 
 def _as_blocks(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-class TextBlock(Strict):
+class TextBlock(ignoring(_Block, "citations", "parsed_output")):
     type: Literal["text"]
     text: str
-    cache_control: Ignored = None
-    citations: Ignored = None
-    parsed_output: Ignored = None
 
 
 Texts = Annotated[Listed[TextBlock], BeforeValidator(_as_blocks)]
@@ -40,10 +39,9 @@ class FileSource(Strict):
     file_id: str
 
 
-class ImageBlock(Strict):
+class ImageBlock(_Block):
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource | FileSource, Field(discriminator="type")]
-    cache_control: Ignored = None
 
 
 class TextSource(Strict):
@@ -71,56 +69,48 @@ class Citations(Strict):
         return self
 
 
-class DocumentBlock(Strict):
+class DocumentBlock(_Block):
     type: Literal["document"]
     source: Annotated[TextSource | ContentSource | Base64Source | UrlSource | FileSource, Field(discriminator="type")]
     title: str | None = None
     context: str | None = None
     citations: Citations | None = None
-    cache_control: Ignored = None
 
 
-class SearchResultBlock(Strict):
+class SearchResultBlock(_Block):
     type: Literal["search_result"]
     source: str
     title: str
     content: Texts
     citations: Citations | None = None
-    cache_control: Ignored = None
 
 
 Shown = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 ShownBlocks = Annotated[Listed[Annotated[Shown, Field(discriminator="type")]], BeforeValidator(_as_blocks)]
 
 
-class ToolResultBlock(Strict):
+class ToolResultBlock(ignoring(_Block, "toolset_name")):
     """The result of a call, for the model."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: ShownBlocks | None = None
     is_error: bool | None = None
-    cache_control: Ignored = None
-    toolset_name: Ignored = None
 
 
-class ThinkingBlock(Strict):
+class ThinkingBlock(_Block):
     type: Literal["thinking"]
     thinking: str
     signature: str = ""
-    cache_control: Ignored = None
 
 
-class ToolUseBlock(Strict):
+class ToolUseBlock(ignoring(_Block, "caller", "toolset_name")):
     """An earlier call of the model."""
 
     type: Literal["tool_use"]
     id: str = Field(min_length=1)
     name: str = Field(min_length=1)
     input: dict[str, Any]
-    cache_control: Ignored = None
-    caller: Ignored = None
-    toolset_name: Ignored = None
 
 
 class ForeignBlock(Lenient):
@@ -156,19 +146,15 @@ class UserTurn(Strict):
     )
 
 
-class AssistantTurn(Strict):
+# What stands beside the content of an answer that was sent.
+_OF_ANSWERS = ("id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container")
+
+
+class AssistantTurn(ignoring(Strict, *_OF_ANSWERS)):
     """An earlier answer, as it was sent or its content alone."""
 
     role: Literal["assistant"]
     content: Annotated[Listed[Annotated[AssistantBlock, Field(discriminator="type")]], BeforeValidator(_as_blocks)]
-    id: Ignored = None
-    type: Ignored = None
-    model: Ignored = None
-    stop_reason: Ignored = None
-    stop_sequence: Ignored = None
-    stop_details: Ignored = None
-    usage: Ignored = None
-    container: Ignored = None
 
 
 Message = Annotated[SystemTurn | UserTurn | AssistantTurn, Field(discriminator="role")]

@@ -103,8 +103,8 @@ class MessageRun:
             async with aclosing(run(self._gateway.pipeline, [await self._job()], self._meter.left_s)) as events:
                 async for _, event in events:
                     self._meter.observe(event)
-                    for told in self._output.take(event):
-                        yield told
+                    for sent in self._output.take(event):
+                        yield sent
         self._meter.count_answers([self._output.answer])
 
     async def _job(self) -> Job:

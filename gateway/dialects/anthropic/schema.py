@@ -8,25 +8,25 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 from gateway.answers.request import StopStrings, ThinkerOptions
 from gateway.dialects.anthropic.blocks import Message, Texts
 from gateway.pipeline.sampling import ThinkerSampling
-from gateway.validation import Ignored, Lenient, Listed, Positive, Strict
+from gateway.validation import Lenient, Listed, Positive, Strict, ignoring
 
 _NO_SERVERS = "this server calls no others; give their tools as tools, and run them in the client"
 _DATED = re.compile(r"_\d{8}$")
+# Members that change no answer here.
+_OF_TOOLS = ("strict", "cache_control", "input_examples", "defer_loading", "allowed_callers", "eager_input_streaming")
+_OF_REQUESTS = (
+    *("cache_control", "container", "context_management", "diagnostics", "inference_geo", "metadata"),
+    *("service_tier", "speed"),
+)
 
 
-class OwnTool(Strict):
+class OwnTool(ignoring(Strict, *_OF_TOOLS)):
     """A function that the client runs."""
 
     type: Literal["custom"] | None = None
     name: str = Field(min_length=1, max_length=128)
     description: str | None = None
     input_schema: dict[str, Any]
-    strict: Ignored = None
-    cache_control: Ignored = None
-    input_examples: Ignored = None
-    defer_loading: Ignored = None
-    allowed_callers: Ignored = None
-    eager_input_streaming: Ignored = None
 
 
 class AnthropicsTool(Lenient):
@@ -65,11 +65,10 @@ class CallChoice(Strict):
         return self
 
 
-class Thinking(Strict):
+class Thinking(ignoring(Strict, "budget_tokens")):
     """Whether the answer shows what the model thought."""
 
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
-    budget_tokens: Ignored = None
     display: Literal["summarized", "omitted"] | None = Field(
         default=None, description="omitted: the block has a signature only, which has the thought"
     )
@@ -80,9 +79,8 @@ class JsonFormat(Strict):
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Strict):
+class OutputConfig(ignoring(Strict, "effort")):
     format: JsonFormat | None = Field(default=None, description="the answer always follows the schema")
-    effort: Ignored = None
 
 
 def _refuse_servers(servers: list[Any]) -> list[Any]:
@@ -95,7 +93,7 @@ class Options(Strict):
     thinker: ThinkerOptions = ThinkerOptions()
 
 
-class MessagesRequest(ThinkerSampling):
+class MessagesRequest(ignoring(ThinkerSampling, *_OF_REQUESTS)):
     """Anthropic's parameters, vLLM's further sampling parameters, and `quartet.thinker`."""
 
     model: str = Field(description="a name from /v1/models; a name of Anthropic's means the model that writes")
@@ -113,14 +111,6 @@ class MessagesRequest(ThinkerSampling):
     mcp_servers: Annotated[Listed[Any], AfterValidator(_refuse_servers)] | None = Field(
         default=None, description=f"refused: {_NO_SERVERS}"
     )
-    cache_control: Ignored = None
-    container: Ignored = None
-    context_management: Ignored = None
-    diagnostics: Ignored = None
-    inference_geo: Ignored = None
-    metadata: Ignored = None
-    service_tier: Ignored = None
-    speed: Ignored = None
 
     @property
     def shows_thoughts(self) -> bool:
