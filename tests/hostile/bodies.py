@@ -5,29 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.hostile.meter import MIB
+from tests.support.clients.schemas import Schema, sample
 
-Schema = dict[str, Any]
 MANY = 8 * MIB // 3  # items of 8 MiB
 FEWER = 130_000  # not refused by their number, but by what they are
 NAME = "gpt-" + "-tts" * 1750
 TEXT = "gpt-" + "-tts/.a" * (MIB // 8)  # a regular expression may go through it again and again
-
-
-def sample(schema: Schema) -> Any:
-    """A value of `schema`."""
-    for choices in (schema.get("anyOf"), schema.get("oneOf")):
-        if choices:
-            return sample(choices[0])
-    if "const" in schema or "enum" in schema:
-        return schema.get("const", (schema.get("enum") or [None])[0])
-    match schema.get("type"):
-        case "object":
-            needed = {name: sample(schema["properties"][name]) for name in schema.get("required", ())}
-            return needed | {"model": "scripted"} if "model" in schema.get("properties", {}) else needed
-        case "array":
-            return [sample(schema["items"])]
-        case kind:
-            return {"string": "x", "integer": 1, "number": 1, "boolean": True}.get(str(kind))
 
 
 def places(schema: Schema, kind: str) -> Iterator[tuple[Any, ...]]:

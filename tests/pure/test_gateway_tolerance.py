@@ -10,6 +10,7 @@ import pytest
 
 from gateway.answers import harmless
 from tests.support.clients.responses import create
+from tests.support.clients.schemas import sample
 from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -164,24 +165,6 @@ async def test_no_tools_to_choose_and_no_limit(gateway):
     for members in ({"tools": [], "tool_choice": "auto"}, {"tool_choice": "none"}, {"max_tokens": -1}):
         assert (await gateway.chat(ASK | members)).status_code == 200
         assert not gateway.scripts["thinker"].requests[-1].sampling.HasField("max_tokens")
-
-
-def sample(schema: dict[str, Any]) -> Any:
-    """A value of `schema`, as far as a typo beside it needs one."""
-    for choices in (schema.get("anyOf"), schema.get("oneOf")):
-        if choices:
-            return sample(choices[0])
-    if "const" in schema or "enum" in schema:
-        return schema.get("const", (schema.get("enum") or [None])[0])
-    match schema.get("type"):
-        case "object":
-            return {name: sample(schema["properties"][name]) for name in schema.get("required", ())}
-        case "array":
-            return [sample(schema["items"])]
-        case "string" if schema.get("format") == "binary":
-            return b"x"
-        case kind:
-            return {"string": "x", "integer": 1, "number": 1, "boolean": True}.get(str(kind))
 
 
 def typos(schema: dict[str, Any], lenient: set[str], place: str = "") -> Iterator[tuple[Any, str]]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
 from services.thinker.family import load_checkpoint
 from services.thinker.media import Spent, decode_audio
-from services.thinker.preprocess import Preprocessor
 from services.thinker.scaling import Scaler
 from tests.support.samples.media import mp4, png, wav
+from tests.support.scripted.preprocessing import preprocessor_of
 from tests.support.weights.checkpoints import omni_checkpoint
 
 FAMILIES = ("qwen3-omni", "qwen2.5-omni")
@@ -71,16 +70,8 @@ def test_scaled_pictures_are_read_as_whole_ones_are(checkpoints, arch, monkeypat
 
 @pytest.fixture
 def preprocessor(checkpoints):
-    class Renderer:
-        """Keeps what vLLM would get."""
-
-        async def process_for_engine_async(self, prompt: Any, _: float) -> Any:
-            return prompt
-
-    engine: Any = SimpleNamespace(checkpoint=checkpoints["qwen3-omni"], max_context_tokens=8000, renderer=Renderer())
-    preprocessor = Preprocessor(ThinkerSettings(model="unused", preprocessing_threads=1), engine)
-    yield preprocessor
-    preprocessor.close()
+    with preprocessor_of(checkpoints["qwen3-omni"], 8000) as preprocessor:
+        yield preprocessor
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +14,11 @@ from services.families.qwen3_omni.tiny.processor import make_tokenizer
 from services.registry import families, family_of, read_config
 from services.talker.text import TextTokenizer
 from services.thinker import tokens
-from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Message, RawPrompt
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
-from services.thinker.preprocess import Preprocessor
 from services.thinker.template import ChatTemplate
 from services.thinker.tokens import PromptTokenizer
+from tests.support.scripted.preprocessing import preprocessor_of
 from tests.support.weights.checkpoints import omni_checkpoint, thinking_checkpoint, tts_checkpoint
 
 DEMO = Path(__file__).parents[2] / "services" / "demo_models" / "quartet-demo"
@@ -202,14 +200,8 @@ def test_a_text_is_read_no_further_than_the_context(checkpoints) -> None:
 
 @pytest.fixture
 def preprocessor(checkpoints):
-    class Renderer:
-        async def process_for_engine_async(self, prompt: Any, _: float) -> Any:
-            return prompt
-
-    engine: Any = SimpleNamespace(checkpoint=checkpoints["demo"], max_context_tokens=1_000_000, renderer=Renderer())
-    preprocessor = Preprocessor(ThinkerSettings(model="unused", preprocessing_threads=1), engine)
-    yield preprocessor
-    preprocessor.close()
+    with preprocessor_of(checkpoints["demo"], 1_000_000) as preprocessor:
+        yield preprocessor
 
 
 @pytest.mark.asyncio
