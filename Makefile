@@ -26,7 +26,7 @@ READY := .venv/ready
 # As tests/conftest.py: what the tests import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs sbom audit clean
+.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 hostile up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs sbom audit clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -77,6 +77,12 @@ first-gpu: $(READY)  ## on a machine with a GPU: doctor, plan, GPU tests and ben
 
 test-v2: $(READY)  ## the thinker's engine on the model runner that vLLM takes on a GPU, its kernels interpreted: 3 minutes
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/interpreted_triton TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/stage/test_thinker_engine.py
+
+MINUTES ?= 60
+SEED ?= 0
+HOSTILE ?=
+hostile: $(READY)  ## all attacks of tests/hostile by chance, on one running system beside honest clients; HOSTILE: its flags
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.at_random --minutes $(MINUTES) --seed $(SEED) $(HOSTILE)
 
 up: $(READY)  ## serves MODEL (a directory or hub id) on this machine
 	$(BIN)/quartet up --model "$(or $(MODEL),$(error say which: make up MODEL=directory-or-id))"

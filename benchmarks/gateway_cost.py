@@ -2,13 +2,15 @@
 
 The stages follow a timetable (systems/scripted.py), so that what is measured is the gateway. It has one core to itself;
 the stages and the clients have the others. With `--against REVISION` a gateway of that revision is measured beside, in
-turns, before the same stages, and each figure is followed by its ratio. `--workers` is for this side's gateway.
+turns, before the same stages, and each figure is followed by its ratio: the median of the rounds' ratios, and its
+standard error. Many short rounds are more exact than few long ones. `--flag` is for this side's gateway.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -34,6 +36,7 @@ from benchmarks.traffic.raw_streams import Stream, stream
 from cli.plan import PIPELINE
 
 _ROOT = Path(__file__).resolve().parents[1]
+_START_S = 8.0  # after which a gateway has started all of its processes
 _FIRST_TEXT = scripted.WORD.strip().encode()
 console = Console()
 
@@ -150,6 +153,7 @@ async def measure(sides: list[Side], flags: argparse.Namespace) -> None:
     """All figures of all sides, in turns."""
     for side in sides:  # warms up
         await asyncio.gather(*(ask(side, speech=True) for _ in range(8)))
+    await asyncio.sleep(_START_S)
     for number in range(flags.rounds):
         console.print(f"round {number + 1} of {flags.rounds} ...")
         order = sides if number % 2 else sides[::-1]
@@ -162,7 +166,7 @@ async def measure(sides: list[Side], flags: argparse.Namespace) -> None:
         for speech in (True, False):
             for side in order:
                 await cost_of_streams(side, flags, idle[side.name], speech)
-        for side in order:
+        for side in order if flags.microphones else ():
             await cost_of_microphones(side, flags, idle[side.name])
         for rate_per_s in flags.rate:
             for side in order:
@@ -178,10 +182,19 @@ def report(sides: list[Side]) -> Table:
             values = side.figures[name]
             cells.append(f"{statistics.median(values):.4g} ({min(values):.4g} to {max(values):.4g})")
         if len(sides) > 1:
-            ours, theirs = (statistics.median(side.figures[name]) for side in sides)
-            cells.append(f"{ours / theirs:.2f}" if theirs else "")
+            rounds = zip(*(side.figures[name] for side in sides), strict=True)
+            ratios = [ours / theirs for ours, theirs in rounds if theirs]
+            cells.append(_with_error(ratios) if ratios else "")
         table.add_row(name, *cells)
     return table
+
+
+def _with_error(ratios: list[float]) -> str:
+    """Their median and its standard error, as of values that are normally distributed."""
+    if len(ratios) < 2:
+        return f"{ratios[0]:.3f}"
+    error = math.sqrt(math.pi / 2) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return f"{statistics.median(ratios):.3f} +- {error:.3f}"
 
 
 def main() -> None:
@@ -195,13 +208,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=48, help="answers of a round")
     parser.add_argument("--concurrency", type=int, default=16, help="answers at a time")
     parser.add_argument("--idle-s", type=float, default=4.0, help="how long an idle gateway is looked at")
-    parser.add_argument("--microphones", type=int, default=8, help="sessions at a time")
+    parser.add_argument("--microphones", type=int, default=8, help="sessions at a time; 0: they are not measured")
     parser.add_argument("--microphone-s", type=float, default=8.0, help="how long each listens")
     parser.add_argument("--append-ms", type=float, default=40.0, help="sound of one event")
-    parser.add_argument("--rate", type=float, action="append", help="arrivals a second; may be repeated")
+    parser.add_argument("--rate", type=float, action="append", help="arrivals a second; may be repeated; 0: none")
     parser.add_argument("--rate-s", type=float, default=5.0, help="how long they arrive")
     flags = parser.parse_args()
-    flags.rate = [10.0, 20.0, 40.0, 60.0] if flags.rate is None else flags.rate
+    flags.rate = [rate for rate in flags.rate or (10.0, 20.0, 40.0, 60.0) if rate]
     every = sorted(os.sched_getaffinity(0))
     own, others = set(every[: flags.cores]), set(every[flags.cores :]) or set(every)
     os.sched_setaffinity(0, others)

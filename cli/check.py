@@ -27,11 +27,12 @@ from services.common.rpc.settings import Settings
 from services.demo_models import OMNI, resolve
 from services.registry import family_of, read_config
 from services.thinker import cpu
+from services.thinker.architectures import TRANSCRIBES
 
 LEAST_SHARED_MEMORY_BYTES = 64 * 1024
 HOST_BYTES = 2 * GIB  # without GPUs: the processes themselves, and the thinker's KV cache
 KFD = Path("/dev/kfd")  # AMD's driver for computing
-_HUB_ID = re.compile(r"(?!.{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"(?![^@]{97})[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
 
 
 def check(options: LaunchOptions, stages: Sequence[PlannedStage], *, starts: bool = True) -> None:
@@ -39,7 +40,7 @@ def check(options: LaunchOptions, stages: Sequence[PlannedStage], *, starts: boo
     for kind in {stage.kind for stage in stages}:
         check_machine(kind)
     for stage in stages:
-        check_model("--dit-model" if stage.model == options.dit_model else "--model", stage.model, stage.kind)
+        check_model(*options.model_of(stage.kind), stage.kind, answers=stage.answers)
     _check_settings(options, stages)
     _check_files(options)
     if options.has_gateway and starts:
@@ -48,16 +49,18 @@ def check(options: LaunchOptions, stages: Sequence[PlannedStage], *, starts: boo
         _check_memory({stage.model for stage in stages})
 
 
-def check_model(flag: str, model: str, kind: str) -> None:
-    """Raises UsageError; LaunchError: the disk is full."""
+def check_model(flag: str, model: str, kind: str, *, answers: bool = True) -> None:
+    """Raises UsageError; LaunchError: the disk is full. `answers`: whether a thinker has to."""
     folder = Path(resolve(model))
     try:
         if folder.is_dir():
-            _check_config(model, kind, folder)
+            _check_config(model, kind, folder, answers)
             for file in sorted(folder.rglob("*.safetensors")):
                 read_header(file)
         elif _HUB_ID.fullmatch(model):
-            check_hub(flag, model, "model_index.json" if kind in DIFFUSION else "config.json")
+            config = check_hub(flag, model, "model_index.json" if kind in DIFFUSION else "config.json")
+            if config is not None and kind not in DIFFUSION:
+                _check_config(model, kind, config.parent, answers)
         else:
             raise ValueError(f"there is no such directory, and a hub id is NAMESPACE/NAME; with Quartet comes {OMNI}")
     except OSError as error:
@@ -66,7 +69,7 @@ def check_model(flag: str, model: str, kind: str) -> None:
         raise UsageError(f"{flag} {model}: {error}") from None
 
 
-def _check_config(model: str, kind: str, folder: Path) -> None:
+def _check_config(model: str, kind: str, folder: Path, answers: bool) -> None:
     """Raises OSError, ValueError."""
     if kind in DIFFUSION:
         if not is_diffusion(model):
@@ -77,6 +80,9 @@ def _check_config(model: str, kind: str, folder: Path) -> None:
     if kind not in family.stages(config):
         served = f": give --pipeline {Path(pipeline).stem}" if (pipeline := family.pipeline_of(config)) else ""
         raise ValueError(f"this checkpoint has no {kind}{served}")
+    if kind == "thinker" and answers and family.only_transcribes(config):
+        does = f"config.json's architecture is {config['architectures'][0]}, which {TRANSCRIBES}"
+        raise ValueError(f"{does}; leave out --pipeline and --talker-model, or give a model that answers in text")
 
 
 def check_machine(kind: str) -> None:

@@ -9,6 +9,7 @@ from cli import hub
 from cli.budget import GIB
 from cli.plan import LaunchError
 from services.common.engine.hub_faults import hub_fault
+from services.common.revisions import parted
 
 
 def no_permission(file: Path, error: OSError) -> str:
@@ -16,19 +17,19 @@ def no_permission(file: Path, error: OSError) -> str:
     return f"{error.filename or file}: {error.strerror}{whose}"
 
 
-def check_hub(flag: str, model: str, config_file: str) -> None:
-    """Fetches `config_file` from the hub and checks the disk's room for the rest.
+def check_hub(flag: str, model: str, config_file: str) -> Path | None:
+    """Fetches `config_file` from the hub and checks the disk's room for the rest. None: the hub is not asked.
 
     Raises ValueError: the hub does not give it; OSError: the cache is at fault; LaunchError: there is no room.
     """
     try:
         from huggingface_hub import constants
     except ImportError:  # where only a gateway is installed, no stage starts anyway
-        return
+        return None
     if constants.HF_HUB_OFFLINE:
-        return
+        return None
     try:
-        hub.fetched(model, config_file)
+        config = hub.fetched(model, config_file)
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None and error.filename:
             raise
@@ -41,6 +42,7 @@ def check_hub(flag: str, model: str, config_file: str) -> None:
             f"{flag} {model}: the disk is full: {missing / GIB:.3g} GiB are to be fetched, {free / GIB:.3g} are free "
             f"in {cache}: make room there, or name another place by HF_HOME"
         )
+    return config
 
 
 def _missing_bytes(model: str, cache: Path) -> Iterator[int]:
@@ -53,7 +55,8 @@ def _missing_bytes(model: str, cache: Path) -> Iterator[int]:
         sizes = hub.file_sizes(model)
     except Exception:  # not reached; what is here may be all that is needed
         return
+    name, revision = parted(model)
     for file, size in sizes.items():
-        here = isinstance(try_to_load_from_cache(model, file, cache_dir=cache), str)
+        here = isinstance(try_to_load_from_cache(name, file, cache_dir=cache, revision=revision), str)
         if file.endswith(".safetensors") and not here:
             yield size

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from cli.budget import CONTEXT_BYTES, GIB, MIB, Budget, Demand, Gpus, scaled
@@ -189,9 +190,13 @@ def _adapters(thinker: Any) -> dict[str, Any]:
 
 
 def _sizes(settings: Mapping[str, Any]) -> Sizes:
-    """Of the stages with weights of a family's checkpoint. Raises BudgetError."""
-    kinds = [kind for kind in STAGES if kind in settings]
-    return read_sizes(settings[kinds[0]].model).of(kinds) if kinds else Sizes({})
+    """Of the stages with weights of a family's checkpoint, or of two. Raises BudgetError."""
+    kinds_of: dict[str, list[str]] = {}
+    for kind in STAGES:
+        if kind in settings:
+            kinds_of.setdefault(settings[kind].model, []).append(kind)
+    sizes = [read_sizes(model).of(kinds) for model, kinds in kinds_of.items()]
+    return reduce(Sizes.with_voice, sizes) if sizes else Sizes({})
 
 
 def _set(settings: Any, name: str) -> Any:

@@ -8,17 +8,33 @@ from typing import Annotated
 import typer
 
 from cli.terminal import CommandError
+from services.common.revisions import pinned
 from services.demo_models import resolve
 
 StageFlags = Annotated[list[str] | None, typer.Option(help="--flag=value for that process; may be repeated")]
 
 
+Revision = Annotated[
+    str | None, typer.Option(help="commit, branch or tag of a --model of the hub; default: its newest commit")
+]
+
 Stage = StrEnum("Stage", ["thinker", "talker", "code2wav", "dit"])
 """Kinds of stages that choose their paths by the machine."""
 
 
+def at_revision(model: str | None, revision: str | None) -> str | None:
+    """`model`, pinned. Raises CommandError."""
+    try:
+        if model is None and revision is not None:
+            raise ValueError("is of a --model of the hub; name that, too")
+        return None if model is None else pinned(resolve(model), revision) if revision else model
+    except ValueError as error:
+        raise CommandError(f"--revision {revision}: {error}") from None
+
+
 def budget(
     model: Annotated[str | None, typer.Option(help="directory or hub id of a thinker, talker and code2wav")] = None,
+    revision: Revision = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="memory of a GPU, as nvidia-smi says")] = None,
     gpus: Annotated[int, typer.Option(min=1, max=64, help="how many GPUs of that memory there are")] = 1,
     tensor_parallel_size: Annotated[
@@ -44,6 +60,7 @@ def budget(
     from cli.sizes import published_sizes, read_sizes
     from services.thinker.lora_targets import EXPERTS, LINEAR
 
+    model = at_revision(model, revision)
     demand = Demand(
         streams,
         context_tokens,
@@ -69,6 +86,7 @@ def doctor(
     model: Annotated[
         str | None, typer.Option(help="checkpoint directory or hub id: does it fit? Without, nothing is fetched")
     ] = None,
+    revision: Revision = None,
     stage: Annotated[
         list[Stage] | None, typer.Option(help="one that shall start here; may be repeated; default: those of --model")
     ] = None,
@@ -88,7 +106,7 @@ def doctor(
     except ModuleNotFoundError as error:  # where only a gateway is installed
         raise CommandError(f"{error.name} is not installed; stages have it: pip install 'quartet[talker]'") from None
 
-    model = None if model is None else resolve(model)
+    model = at_revision(None if model is None else resolve(model), revision)
     default = list(Stage) if model is None else stages_of(model)
     flags = {str(kind): ctx.params[f"{kind}_arg"] or () for kind in Stage}
     report = examine(Machine.read(), [str(kind) for kind in stage or default], model, flags)

@@ -5,6 +5,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from services.common.revisions import parted
 from services.common.rpc.probe import listens
 
 CONNECT_S = 5.0
@@ -23,7 +24,8 @@ def _fetch(model: str, file: str) -> Path | Exception:
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(hf_hub_download(model, file, local_files_only=not is_reached()))
+        name, revision = parted(model)
+        return Path(hf_hub_download(name, file, revision=revision, local_files_only=not is_reached()))
     except Exception as error:  # the client's and its HTTP library's have no other class in common
         return error
 
@@ -33,7 +35,8 @@ def file_sizes(model: str) -> dict[str, int]:
     """Bytes of each file of a repository, asked for once a process. Raises whatever the hub's client raises."""
     from huggingface_hub import HfApi
 
-    files = HfApi().model_info(model, files_metadata=True, timeout=10).siblings or []
+    name, revision = parted(model)
+    files = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=10).siblings or []
     return {file.rfilename: file.size or 0 for file in files}
 
 

@@ -10,7 +10,7 @@ import typer
 
 from cli.chat import ask, part, write_wav
 from cli.create import LOCAL, ApiKey, Url, file_option, image, say, sound, transcribe, video
-from cli.hardware import StageFlags, budget, doctor
+from cli.hardware import Revision, StageFlags, at_revision, budget, doctor
 from cli.http import connect, given
 from cli.profile import profile, trace
 from cli.talk import talk
@@ -83,10 +83,14 @@ def up(
         str | None,
         typer.Option(help="checkpoint directory or hub id; default: the small models that come with Quartet"),
     ] = None,
+    revision: Revision = None,
     host: Annotated[str, typer.Option(help="address of the HTTP API")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
     pipeline: Pipeline = None,
     dit_model: Annotated[str | None, typer.Option(help="the dit's checkpoint, beside stages of other kinds")] = None,
+    talker_model: Annotated[
+        str | None, typer.Option(help="checkpoint of a voice that speaks what --model writes, e.g. a Qwen3-TTS")
+    ] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="directory for logs and state.json; default: a temporary one")
     ] = None,
@@ -118,10 +122,13 @@ def up(
         "tls": Tls(tls_cert, tls_key, tls_ca, tls_server_name),
         "api_keys_file": api_keys_file,
     }
-    if model is None:
+    if (model := at_revision(model, revision)) is None:
+        if talker_model is not None:
+            raise typer.BadParameter("needs --model, the checkpoint that writes", param_hint="--talker-model")
         options = demo_options(pipeline, dit_model, **others)
     else:
-        options = LaunchOptions(model, pipeline=pipeline or pipeline_for(model), dit_model=dit_model, **others)
+        others |= {"dit_model": dit_model, "talker_model": talker_model}
+        options = LaunchOptions(model, pipeline=pipeline or pipeline_for(model, talker_model), **others)
     if plan:
         show(options)
     else:

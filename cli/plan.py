@@ -1,13 +1,13 @@
 """Plans a `quartet up`: the stages of its pipeline file, each with its checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cli import hub
 from cli.terminal import CommandError
-from gateway.pipeline.config import StageConfig, load_pipeline
+from gateway.pipeline.config import PipelineConfig, StageConfig, load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.yaml_source import YamlError
@@ -17,8 +17,10 @@ from services.registry import family_of, read_config
 PIPELINE = SHIPPED / "qwen3-omni.yaml"
 DIT_PIPELINE = SHIPPED / "dit.yaml"
 OMNI_DIT_PIPELINE = SHIPPED / "qwen3-omni-dit.yaml"
+VOICED_PIPELINE = SHIPPED / "llm-tts.yaml"
 GATEWAY = "gateway"  # the process beside the stages
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
+SPEECH = frozenset({"talker", "code2wav"})
 
 
 class LaunchError(CommandError):
@@ -60,6 +62,7 @@ class LaunchOptions:
         run_directory: gets the logs and state.json; None: a temporary one.
         stage_arguments: further flags by the kind of stage, or "gateway".
         dit_model: checkpoint of the diffusion stages beside others.
+        talker_model: checkpoint of talker and code2wav, which speak the text of another model.
         temporary: gets temporary files and is removed however the system ends; may hold the run directory.
         verbose: adds the log's end to a failed start's error.
     """
@@ -71,6 +74,7 @@ class LaunchOptions:
     run_directory: Path | None = None
     stage_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dit_model: str | None = None
+    talker_model: str | None = None
     tls: Tls = field(default_factory=Tls)
     api_keys_file: Path | None = None
     has_gateway: bool = True
@@ -79,6 +83,14 @@ class LaunchOptions:
 
     def __post_init__(self) -> None:
         self.pipeline = pipeline_file(self.pipeline)
+
+    def model_of(self, kind: str) -> tuple[str, str]:
+        """(the option that names it, the checkpoint) of a stage of `kind`."""
+        if kind in DIFFUSION and self.dit_model is not None:
+            return "--dit-model", self.dit_model
+        if kind in SPEECH and self.talker_model is not None:
+            return "--talker-model", self.talker_model
+        return "--model", self.model
 
     @property
     def gateway_flags(self) -> list[str]:
@@ -91,7 +103,7 @@ class LaunchOptions:
 def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> LaunchOptions:
     """Options of the shipped models; `dit_model` replaces the painter."""
     options = LaunchOptions(OMNI, pipeline=pipeline or OMNI_DIT_PIPELINE, **others)
-    kinds = {stage.kind for stage in _stages_of(options.pipeline).values()}
+    kinds = {stage.kind for stage in _config_of(options.pipeline).stages.values()}
     if not kinds - DIFFUSION:
         options.model = dit_model or PAINTER
     elif kinds & DIFFUSION:
@@ -99,21 +111,22 @@ def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **o
     return options
 
 
-def _stages_of(pipeline: Path) -> dict[str, StageConfig]:
+def _config_of(pipeline: Path) -> PipelineConfig:
     try:
-        return load_pipeline(pipeline).stages
+        return load_pipeline(pipeline)
     except YamlError as error:
         raise LaunchError(f"--pipeline: {error}") from None
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """`flags` are those beside model and ports."""
+    """`flags` are those beside model and ports; `answers`: whether a thinker has to."""
 
     name: str
     kind: str
     model: str
     flags: Sequence[str]
+    answers: bool = True
 
 
 def is_diffusion(model: str) -> bool:
@@ -121,8 +134,10 @@ def is_diffusion(model: str) -> bool:
     return (Path(resolve(model)) / "model_index.json").is_file()
 
 
-def pipeline_for(model: str) -> Path:
+def pipeline_for(model: str, talker_model: str | None = None) -> Path:
     """Returns a checkpoint's pipeline file; Qwen3-Omni's if config.json cannot be read."""
+    if talker_model is not None:
+        return VOICED_PIPELINE
     folder = Path(resolve(model))
     try:
         if is_diffusion(model):
@@ -136,8 +151,10 @@ def pipeline_for(model: str) -> Path:
 def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
     """Raises LaunchError: the file is at fault, or the options do not fit it."""
     planned: dict[str, PlannedStage] = {}
-    stages = _stages_of(options.pipeline)
+    config = _config_of(options.pipeline)
+    stages, answers = config.stages, config.outputs.text is not None
     _check_options(options, {stage.kind for stage in stages.values()})
+    _check_voice(options, stages.values())
     for name, stage in stages.items():
         if name == GATEWAY or "/" in name:  # names are those of logs, too
             raise LaunchError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
@@ -147,12 +164,22 @@ def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
                 "but `quartet up` has one checkpoint for each kind; start the stages yourself, by "
                 f"`python -m services.{stage.kind}`"
             )
-        model = options.dit_model or options.model if stage.kind in DIFFUSION else options.model
+        _, model = options.model_of(stage.kind)
         reads_encoder = stage.kind == "dit" and stage.source is not None
         encoders = ["--encoders", "stream"] if reads_encoder else []
         flags = [*options.tls.flags, *encoders, *options.stage_arguments.get(stage.kind, ())]
-        planned[stage.kind] = PlannedStage(name, stage.kind, model, flags)
+        planned[stage.kind] = PlannedStage(name, stage.kind, model, flags, answers)
     return list(planned.values())
+
+
+def _check_voice(options: LaunchOptions, stages: Iterable[StageConfig]) -> None:
+    reads_text = any(stage.kind == "talker" and stage.reads == "text" for stage in stages)
+    if reads_text and options.talker_model is None:
+        reason = f"missing; {options.pipeline} has a talker of another checkpoint than --model"
+        raise LaunchError(f"--talker-model: {reason}")
+    if options.talker_model is not None and not reads_text:
+        reason = "has no talker that reads text; leave it out, or leave out --pipeline"
+        raise LaunchError(f"--talker-model: {options.pipeline} {reason}")
 
 
 def _check_options(options: LaunchOptions, kinds: set[str]) -> None:

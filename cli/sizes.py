@@ -9,6 +9,7 @@ from typing import Any
 from cli import hub
 from cli.terminal import CommandError
 from services.common.engine.hub_faults import hub_fault
+from services.common.revisions import parted
 from services.demo_models import resolve
 from services.registry import ConfigSection, families, family_of, read_config
 from services.sizes import Sizes
@@ -128,7 +129,8 @@ def _hub(model: str) -> tuple[ConfigSection, Iterable[tuple[str, int]]]:
         config = read_config(folder)
         if constants.HF_HUB_OFFLINE or _is_whole(folder) or not hub.is_reached():
             return config, tensor_bytes(folder)
-        files = get_safetensors_metadata(model).files_metadata.values()
+        name, revision = parted(model)
+        files = get_safetensors_metadata(name, revision=revision).files_metadata.values()
     except Exception as error:  # the hub's client and its HTTP library have no other class in common
         raise ValueError(hub_fault(error)) from None
     stored = (tensor for file in files for tensor in file.tensors.items())

@@ -20,10 +20,13 @@ from gateway.dialects.anthropic import endpoint as messages
 from gateway.dialects.anthropic.refusals import refused
 from gateway.dialects.openai import (
     audio,
+    batch,
     chat,
     completions,
     images,
+    invocations,
     models,
+    render,
     speech,
     speech_stream,
     transcriptions,
@@ -40,6 +43,7 @@ from gateway.dialects.responses import socket as response_socket
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.vllm import adapters, generate, server, tokens
 from gateway.errors import ApiError
+from gateway.http.bodies import Bodies
 from gateway.http.csrf import OwnPagesOnly
 from gateway.http.hosts import KnownHosts
 from gateway.http.json_writer import Json, error_response
@@ -54,6 +58,7 @@ from gateway.settings import GatewaySettings
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
 from services.common.rpc.tls import Credentials
+from services.common.telemetry.metrics_page import MetricsPage
 from services.common.telemetry.spans import Spans
 
 router = APIRouter(tags=["operations"])
@@ -86,17 +91,19 @@ async def ready(http: Request, partly: bool = False) -> Json:
 @router.get("/metrics")
 async def metrics(http: Request) -> Response:
     """Prometheus metrics."""
-    samples = generate_latest() + router_gauges.exposition(http.app.state.gateway)
-    return Response(samples, media_type=CONTENT_TYPE_LATEST)
+    return Response(http.app.state.metrics.read(), media_type=CONTENT_TYPE_LATEST)
 
 
 _ENDPOINTS = (
     chat,
+    batch,
+    invocations,
     adapters,
     images,
     models,
     audio,
     completions,
+    render,
     generate,
     tokens,
     server,
@@ -114,6 +121,7 @@ _ENDPOINTS = (
     profiling,
 )
 
+METRICS_KEPT_S = 1.0  # a page takes milliseconds of the event loop, and no key
 _OWN_HEADERS = ("ignored", "sample-rate-hz", "seed", "voice")
 _EXPOSED = ("Location", "Retry-After", "request-id", "x-request-id", *(f"x-quartet-{name}" for name in _OWN_HEADERS))
 
@@ -147,9 +155,13 @@ def create_app(
 
     title, summary = "Quartet", "OpenAI-compatible API of an omni-modal model"
     app = FastAPI(title=title, summary=summary, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.metrics = MetricsPage(
+        lambda: generate_latest() + router_gauges.exposition(app.state.gateway), METRICS_KEPT_S
+    )
     app.state.generations = generate.Aborts()
     app.state.client_secrets = ClientSecrets(shared)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.state.bodies = Bodies(settings.max_body_bytes)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, bodies=app.state.bodies)
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:

@@ -11,7 +11,11 @@ from services.common.text import without_insides
 
 # What one stage refuses of another's stream: not the client's fault, and not in its words.
 _BETWEEN_STAGES = {"source", "rows", "header", "input", "codes", "rope_positions", "hidden_states", "output_stream_id"}
-_CODES = {errors.ContextTooLong: "context_length_exceeded", errors.InvalidMedia: "invalid_media"}
+_CODES = {
+    errors.ContextTooLong: "context_length_exceeded",
+    errors.InvalidMedia: "invalid_media",
+    errors.TooManyLogprobs: "too_many_logprobs",
+}
 _TRY_AGAIN_S = 1  # another replica may serve at once; a stage that starts anew is asked for until it does
 
 
@@ -97,6 +101,9 @@ _THINKER_FIELDS = (
     (r"^sampling\.", ""),
     (r"^chat_template_kwargs_json.*", "quartet.thinker.chat_template_kwargs"),
     (r"^use_audio_in_video", "quartet.thinker.use_audio_in_video"),
+    (r"^video_frames\.count", "media_io_kwargs.video.num_frames"),
+    (r"^video_frames\.per_s", "media_io_kwargs.video.fps"),
+    (r"^video_frames", "media_io_kwargs.video"),
     (r"^(tools\[\d+\])\.(name|description)", r"\1.function.\2"),
     (r"^(tools\[\d+\])\.parameters_json", r"\1.function.parameters"),
     (r"^tool_choice\.name", "tool_choice.function.name"),
@@ -115,6 +122,7 @@ _DIFFUSION_FIELDS = (
     (r"^loras\b.*", "lora"),
     (r"^previews\b.*", "partial_images"),
     (r"^images\b.*", "image"),
+    (r"^arguments\b", "quartet.dit.arguments"),
 )
 _FIELDS = {
     "thinker": _THINKER_FIELDS,

@@ -15,7 +15,7 @@ _PIECE = 1024 * 1024
 _QUOTE = ord('"')
 
 
-def check_json(text: bytes | str) -> None:
+def check_json(text: bytes | bytearray | str) -> None:
     """Takes time and memory of the text's length, whatever it holds. Raises ApiError: 400, it holds too much."""
     if len(text) <= _SMALL:
         return
@@ -36,14 +36,14 @@ def _too_many(what: str) -> ApiError:
     )
 
 
-def _counts(text: bytes | str) -> tuple[int, int]:
+def _counts(text: bytes | bytearray | str) -> tuple[int, int]:
     """(values, members) at most: characters that come with them."""
     if isinstance(text, str):
         return text.count(",") + text.count("[") + text.count("{"), text.count(":")
     return text.count(b",") + text.count(b"[") + text.count(b"{"), text.count(b":")
 
 
-def _counts_outside_strings(text: bytes) -> tuple[int, int]:
+def _counts_outside_strings(text: bytes | bytearray) -> tuple[int, int]:
     """(values, members). Stops where there are too many values. numpy lets other threads run meanwhile."""
     values = members = inside = 0
     rest = b""
@@ -60,7 +60,7 @@ def _counts_outside_strings(text: bytes) -> tuple[int, int]:
     return values, members
 
 
-def _check_objects(text: bytes | str) -> None:
+def _check_objects(text: bytes | bytearray | str) -> None:
     """Raises ApiError: 400, an object has too many members."""
 
     def check(members: list[tuple[str, Any]]) -> None:

@@ -109,7 +109,7 @@ class GatewaySettings(TlsSettings):
         ge=1,
         le=256,
         description="processes that share the port's connections, for one core each; each takes its part of "
-        "max_running_requests and max_realtime_sessions",
+        "max_running_requests, max_realtime_sessions and media_cache_bytes",
     )
     max_running_requests: int = Field(default=256, ge=1, description="requests at a time; more get 429")
     max_choices: int = Field(default=8, ge=1, le=128, description="largest n of a request")
@@ -156,7 +156,9 @@ class GatewaySettings(TlsSettings):
         default=3600.0, gt=0, description="longest a realtime session, or a WebSocket of Responses, may last"
     )
     realtime_idle_s: float = Field(
-        default=600.0, gt=0, description="longest a realtime session may last in which nothing comes from the client"
+        default=600.0,
+        gt=0,
+        description="longest that a realtime session, or a WebSocket of Responses, may last in which nothing comes",
     )
     max_realtime_bytes: int = Field(
         default=128 * MIB, ge=1024, description="largest conversation of a session, sound and images included"
@@ -175,7 +177,10 @@ class GatewaySettings(TlsSettings):
         "finished: install quartet[onnx]; default: semantic_vad goes by silence",
     )
     max_body_bytes: int = Field(
-        default=256 * MIB, ge=1024, description="largest request body; also all media files of a request together"
+        default=256 * MIB,
+        ge=1024,
+        description="largest request body, and all bodies at a time but for the first 256 KiB of each; also all media "
+        "files of a request together",
     )
 
     jobs_dir: Path | None = Field(
@@ -225,6 +230,12 @@ class GatewaySettings(TlsSettings):
     )
     media_max_parts: int = Field(default=64, ge=1, description="most images, sounds and videos of a request")
     media_max_bytes: int = Field(default=128 * MIB, ge=1, description="largest media file")
+    media_cache_bytes: int = Field(
+        default=128 * MIB,
+        ge=0,
+        description="media kept in memory that requests gave a uuid, for requests that have the uuid alone; of one "
+        "file at most a quarter; 0: none",
+    )
     media_max_image_pixels: int = Field(
         default=64_000_000,
         ge=1,
@@ -235,12 +246,17 @@ class GatewaySettings(TlsSettings):
         ge=1,
         description="most pixels together of all images that a picture is made from: the dit holds them all, decoded",
     )
+    decoding_memory_bytes: int = Field(
+        default=1024 * MIB,
+        ge=64 * MIB,
+        description="memory that a process that reads media may take; a file that needs more is refused",
+    )
     media_max_audio_s: float = Field(default=2400.0, gt=0, description="longest sound")
     media_max_video_s: float = Field(default=1800.0, gt=0, description="longest video")
 
     def of_one(self, workers: int) -> Self:
         """One worker's share of the limits."""
-        parts = ("max_running_requests", "max_realtime_sessions")
+        parts = ("max_running_requests", "max_realtime_sessions", "media_cache_bytes")
         return self.model_copy(update={name: -(-getattr(self, name) // workers) for name in parts})
 
     @model_validator(mode="after")

@@ -1,11 +1,14 @@
-"""Ends of work: of several tasks together, of the first one, and by a limit of time."""
+"""Ends of work: of several tasks together, of the first one, by a limit of time. What the request of a task holds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+# Counts bytes that the request of this task holds. It raises ApiError: 503, there is no room.
+held: ContextVar[Callable[[int], None]] = ContextVar("held", default=lambda size: None)
 
 
 async def cancel(*tasks: asyncio.Future[Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -43,6 +44,8 @@ Listed = Annotated[list[Item], _Bounded(MAX_ITEMS)]
 # What fits an int32 of a message.
 Positive = Annotated[int, Field(ge=1, lt=2**31)]
 NotNegative = Annotated[int, Field(ge=0, lt=2**31)]
+# The name of a model; "": none was given.
+ModelName = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 TokenIds = Annotated[list[NotNegative], _Bounded(MAX_TOKENS)]
 
 
@@ -121,9 +124,10 @@ def within(model: type[Model], members: dict[str, Any], field: str) -> Model:
         raise
 
 
-def validated_json(model: type[Model], body: bytes | str, ignored: set[str] | None = None) -> Model:
+def validated_json(model: type[Model], body: bytes | bytearray | str, ignored: set[str] | None = None) -> Model:
     """As `validated`. A byte order mark is no fault."""
-    body = body.removeprefix(BOM_UTF8) if isinstance(body, bytes) else body
+    if not isinstance(body, str) and body.startswith(BOM_UTF8):
+        body = body[len(BOM_UTF8) :]
     check_json(body)
     try:
         return model.model_validate_json(body, context=ignored)

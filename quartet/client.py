@@ -210,7 +210,7 @@ class Client:
         stage = self._image_stage()
         with as_errors():
             request.model = self._gateway.catalog.model_of(stage) or ""
-            generation = await ImageChat(self._gateway, request, stage).generation(_meter(request_id, deadline))
+            generation = await ImageChat(self._gateway, request, stage, None).generation(_meter(request_id, deadline))
             images = await _to_pillow(generation)
             return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
 

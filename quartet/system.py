@@ -27,6 +27,7 @@ class Setup(TypedDict, total=False):
     Attributes:
         pipeline: YAML file, or name of a shipped one; default: that of the model's family, or of `address`.
         dit_model: checkpoint of a dit beside other stages.
+        talker_model: checkpoint of a voice that speaks what the model writes.
         stages: settings of stages to start, by kind: {"thinker": {"max_context_tokens": 8192}}; see docs/services.md.
         run_directory: for logs and state.json; default: a temporary one.
         address: running stages: {"thinker": "host:port", ...} by name, or a directory of `quartet up --run-dir`.
@@ -37,6 +38,7 @@ class Setup(TypedDict, total=False):
 
     pipeline: str | Path
     dit_model: str
+    talker_model: str
     stages: Mapping[str, Mapping[str, Any]]
     run_directory: str | Path
     address: Addresses | str | Path
@@ -109,7 +111,7 @@ def deployment_for(model: str | os.PathLike[str] | None, setup: Setup) -> Deploy
     with as_start_errors():
         if model is not None:
             return _new_deployment(os.fspath(model), setup, tls, named)
-        for name in ("dit_model", "stages", "run_directory"):
+        for name in ("dit_model", "talker_model", "stages", "run_directory"):
             if name in setup:
                 raise StartError(f"{name}: only for stages that are started; leave it out beside address", name)
         assert address is not None
@@ -123,10 +125,11 @@ def _new_deployment(model: str, setup: Setup, tls: Tls, named: str | Path | None
     run_directory = setup.get("run_directory")
     options = LaunchOptions(
         model,
-        pipeline=Path(named) if named is not None else pipeline_for(model),
+        pipeline=Path(named) if named is not None else pipeline_for(model, setup.get("talker_model")),
         run_directory=None if run_directory is None else Path(run_directory),
         stage_arguments={kind: _flags(kind, settings) for kind, settings in (setup.get("stages") or {}).items()},
         dit_model=setup.get("dit_model"),
+        talker_model=setup.get("talker_model"),
         tls=tls,
         has_gateway=False,
     )

@@ -19,6 +19,7 @@ from typing import Any, cast
 ENTRY_POINTS = "quartet.families"
 STAGES = ("thinker", "talker", "code2wav")
 TEXT_PIPELINE = "text.yaml"  # of checkpoints that have a thinker alone
+TRANSCRIPTION_PIPELINE = "transcription.yaml"  # of a thinker that writes down speech, and answers nothing
 _FOLDER = "services.families"
 
 
@@ -37,6 +38,11 @@ class Family:
     model_types: tuple[str, ...]
     pipeline: str | None = None
     package: str = ""
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Raises ValueError: its package knows that no stage serves a checkpoint with this config.json."""
+        if check := getattr(importlib.import_module(self._module()), "check", None):
+            check(config)
 
     def has(self, part: str) -> bool:
         return importlib.util.find_spec(self._module(part)) is not None
@@ -58,7 +64,14 @@ class Family:
 
     def pipeline_of(self, config: Mapping[str, Any]) -> str | None:
         """As `pipeline`, for a checkpoint with this config.json."""
+        if self.only_transcribes(config):
+            return TRANSCRIPTION_PIPELINE
         return TEXT_PIPELINE if self.pipeline and self.stages(config) == [STAGES[0]] else self.pipeline
+
+    def only_transcribes(self, config: Mapping[str, Any]) -> bool:
+        """Whether the thinker of a checkpoint with this config.json writes down speech, and answers nothing."""
+        found = getattr(importlib.import_module(self._module()), "only_transcribes", None)
+        return found is not None and found(config)
 
     def _module(self, *part: str) -> str:
         """Name of the module `part`; without one, of the package."""
@@ -70,6 +83,8 @@ FAMILIES = (
     Family("qwen2_5_omni", ("qwen2_5_omni",), "qwen2.5-omni.yaml"),
     Family("qwen3_tts", ("qwen3_tts",), "speech.yaml"),
 )
+ANY_MODEL = Family("any_model", (), TEXT_PIPELINE)
+"""Of a checkpoint that no row is about: what it is, is found by looking."""
 
 
 def families() -> tuple[Family, ...]:
@@ -109,11 +124,17 @@ def read_config(folder: Path) -> ConfigSection:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a checkpoint, by its config.json. Raises ValueError: none has its `model_type`."""
+    """The family of a checkpoint, by its config.json: that with its `model_type`, else `ANY_MODEL`.
+
+    Raises ValueError: no family has its `model_type`, and no engine runs its architecture.
+    """
     known = families()
     for family in known:
         if config.get("model_type") in family.model_types:
             return family
+    if config.get("architectures"):
+        ANY_MODEL.check(config)
+        return ANY_MODEL
     model_type, have = config.get("model_type"), ", ".join(name for family in known for name in family.model_types)
     raise ValueError(f"config.json's model_type is {model_type!r}: no family of stages has it ({have})")
 

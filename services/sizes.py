@@ -45,6 +45,11 @@ class Sizes:
         """Of these stages alone."""
         return replace(self, weights={stage: size for stage, size in self.weights.items() if stage in stages})
 
+    def with_voice(self, voice: "Sizes") -> "Sizes":
+        """With the stages of another checkpoint, which speak."""
+        weights, table, kv = {**self.weights, **voice.weights}, voice.text_table, voice.talker_kv_per_position
+        return replace(self, weights=weights, text_table=table, talker_kv_per_position=kv)
+
 
 def weights_dtype(*configs: Mapping[str, Any]) -> str:
     """The dtype of weights that the first of these parts of a config.json states; "bfloat16" if none does."""

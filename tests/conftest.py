@@ -1,5 +1,7 @@
 """Checkpoints and processes that the tests share."""
 
+import gc
+import itertools
 import os
 import signal
 import sys
@@ -16,6 +18,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import pytest
 from pytest_asyncio import is_async_test
 
+from services.common.engine.process import freeze_heap
+
 sys.dont_write_bytecode = False
 
 # Started in the background of a shell, this process ignores ctrl-C, and so would those that are tested with it.
@@ -25,9 +29,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 JOBS_DIR = tempfile.TemporaryDirectory(prefix="quartet-jobs-")
 os.environ["QUARTET_GATEWAY_JOBS_DIR"] = JOBS_DIR.name
 os.environ["QUARTET_GATEWAY_VOICES_DIR"] = f"{JOBS_DIR.name}/voices"
+NUMBERS = itertools.count()
 
 
 pytest_plugins = ["tests.support.engines"]
+
+gc.disable()  # until the modules are collected: what they import stays, and is looked at again and again
 
 # What runs first is what takes longest, so that no worker has it alone at the end.
 ORDER = (
@@ -74,6 +81,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)
 
 
+def pytest_collection_finish() -> None:
+    """A million objects of libraries are taken out of all later collections: a twentieth of what tests compute."""
+    gc.enable()
+    freeze_heap()
+
+
 def _rank(item: pytest.Item) -> int:
     of = group(item.nodeid)
     return next((rank for rank, start in enumerate(ORDER) if of.startswith(start)), len(ORDER))
@@ -94,10 +107,12 @@ def made_first(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(autouse=True)
-def own_jobs_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A test's gateway shares no videos with another test's: a directory belongs to one gateway at a time."""
-    monkeypatch.setenv("QUARTET_GATEWAY_JOBS_DIR", str(tmp_path / "jobs"))
-    monkeypatch.setenv("QUARTET_GATEWAY_VOICES_DIR", str(tmp_path / "voices"))
+def own_jobs_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test's gateway shares no videos with another test's: a directory belongs to one gateway at a time. It is not
+    made for the thousands of tests that need none."""
+    number = next(NUMBERS)
+    monkeypatch.setenv("QUARTET_GATEWAY_JOBS_DIR", f"{JOBS_DIR.name}/jobs-{number}")
+    monkeypatch.setenv("QUARTET_GATEWAY_VOICES_DIR", f"{JOBS_DIR.name}/voices-{number}")
 
 
 @pytest.fixture(scope="session")

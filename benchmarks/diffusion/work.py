@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import diffusers
 import numpy as np
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.diffusion.families import FAMILIES
+from services.diffusion.families import family_of
 
 # Of different lengths, so that what is shared is not shared because prompts happen to be alike.
 PROMPTS = (
@@ -72,7 +73,7 @@ class Wish:
 
     def arguments(self, pipeline: str) -> dict[str, Any]:
         """As arguments of the call of diffusers' class `pipeline`; prompt, negative prompt and generator left out."""
-        family, size = FAMILIES[pipeline], self.size
+        family, size = family_of(getattr(diffusers, pipeline)), self.size
         arguments: dict[str, Any] = {"num_inference_steps": size.steps, family.guidance: size.guidance}
         if size.width:
             arguments |= {"width": size.width, "height": size.height}
@@ -132,7 +133,7 @@ def wishes(count: int, size: Size, seed: int) -> list[Wish]:
 
 def job(asked: Sequence[Wish], pipeline: str, together: bool) -> Job:
     """Translates requests, all of one size, for diffusers."""
-    family = FAMILIES[pipeline]
+    family = family_of(getattr(diffusers, pipeline))
     return Job(
         [wish.prompt for wish in asked],
         [wish.seed for wish in asked],

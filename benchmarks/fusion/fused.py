@@ -52,6 +52,7 @@ class Fused:
 
         from services.code2wav.__main__ import start_engine as start_code2wav
         from services.code2wav.config import Code2WavSettings
+        from services.common.media.decoders import Decoders
         from services.talker.__main__ import load as load_talker
         from services.talker.config import TalkerSettings
         from services.talker.engine import TalkerEngine
@@ -59,7 +60,8 @@ class Fused:
         from services.thinker.preprocess import Preprocessor
 
         thinker = await ThinkerEngine.start(settings)
-        preprocessor = Preprocessor(settings, thinker)
+        decoders = Decoders(settings.decoding_memory_bytes, settings.max_decoding_s)
+        preprocessor = Preprocessor(settings, thinker, decoders)
         family, runner = await asyncio.to_thread(load_talker, TalkerSettings.load(["--model", model]))
         talker = TalkerEngine(runner)
         return cls(thinker, preprocessor, family, talker, start_code2wav(Code2WavSettings.load(["--model", model])))

@@ -35,6 +35,10 @@ class Groups:
             name: sum(_cpu_s(pid, fields) for pid, fields in processes) for name, processes in self._groups().items()
         }
 
+    def pids(self) -> dict[str, list[int]]:
+        """All processes of each group, by name."""
+        return {name: [pid for pid, _ in processes] for name, processes in self._groups().items()}
+
     def memory_bytes(self) -> dict[str, int]:
         """Resident memory by name; pages that several share are counted once, in parts."""
         return {

@@ -13,13 +13,22 @@ class Places:
     Args:
         admission: the gateway's. Further answers of all requests leave half of its places free.
         key: its limit counts, too; None: there are no keys.
+        each: places that are taken together.
     """
 
-    def __init__(self, admission: Admission, key: ApiKey | None) -> None:
-        self._admission, self._key = admission, key
+    def __init__(self, admission: Admission, key: ApiKey | None, each: int = 1) -> None:
+        self._admission, self._key, self._each = admission, key, each
 
     def take(self) -> ExitStack | None:
         """A place; closing it gives it back. None: none is free."""
+        with ExitStack() as places:
+            for _ in range(self._each):
+                if (place := self._one()) is None:
+                    return None
+                places.push(place)
+            return places.pop_all()
+
+    def _one(self) -> ExitStack | None:
         if self._admission.in_flight >= self._admission.max_running // 2:
             return None
         with ExitStack() as place:

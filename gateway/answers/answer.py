@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.answers.tools.events import ToolFailure, ToolResult, made_url
 from gateway.answers.turn import AnswerEvent, NextTurn
-from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptRead, PromptTokens, TextDelta
+from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptRead, PromptScores, PromptTokens, TextDelta
 from quartet.v1 import talker_pb2, thinker_pb2, timings_pb2
 
 _FINISH_REASON = {
@@ -102,6 +102,11 @@ class Answer:
             return _FINISH_REASON.get(thinker.finish_reason, "stop")
         return "length" if talker and talker.end == talker_pb2.SPEECH_END_LENGTH else "stop"
 
+    @property
+    def stop_reason(self) -> dict[str, str | None]:
+        """vLLM's member of a choice that has ended: the stop string that ended it."""
+        return {"stop_reason": (self.end.thinker and self.end.thinker.stop) or None}
+
     def quartet(self) -> dict[str, Any]:
         """Timings by stage, and what the audio is."""
         by_stage: dict[str, Any] = {}
@@ -176,13 +181,14 @@ class WholeAnswer(Answer):
     """A choice that is sent in one piece.
 
     Attributes:
-        tokens, prompt_tokens: log-probabilities, if requested.
+        tokens, prompt_tokens, prompt_scores: log-probabilities, if requested.
         calls: of tools, by their index.
         samples: PCM16.
     """
 
     tokens: list[thinker_pb2.TokenLogprob] = field(default_factory=list)
     prompt_tokens: list[thinker_pb2.TokenLogprob] = field(default_factory=list)
+    prompt_scores: thinker_pb2.PromptScores | None = None
     token_ids: list[int] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
     samples: bytearray = field(default_factory=bytearray)
@@ -208,3 +214,5 @@ class WholeAnswer(Answer):
                 self.codes += frames
             case PromptTokens(tokens):
                 self.prompt_tokens += tokens
+            case PromptScores(scores):
+                self.prompt_scores = scores

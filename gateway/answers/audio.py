@@ -5,13 +5,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
 from pydantic import Field
 
 from gateway import metrics
 from gateway.answers.diffusion import DiffusionRequest, require_info
 from gateway.errors import in_own_terms, invalid
-from gateway.media.encode import encode_audio
+from gateway.media.encode import encode_audio, to_pcm16
 from gateway.pipeline.dit import Pieces, generate
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
@@ -69,6 +68,5 @@ async def make(stage: Stage, request: AudioRequest, request_id: str, timeout_s: 
 def _file_of(pieces: Pieces, file_format: str) -> tuple[bytes, float]:
     """(file, seconds). Blocking."""
     samples = pieces.array()  # (samples, channels) float32
-    pcm16 = np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2")
-    file = encode_audio(pcm16.tobytes(), pieces.sample_rate_hz, file_format, channels=samples.shape[1])
+    file = encode_audio(to_pcm16(samples), pieces.sample_rate_hz, file_format, channels=samples.shape[1])
     return file, len(samples) / pieces.sample_rate_hz

@@ -60,8 +60,10 @@ class Catalog:
                 raise _no_model(f"{name!r} is an alias of {alias!r}, which does not exist here", models)
             return alias
         if purpose in OUTPUTS and (not name or is_foreign_model(name, purpose)):
-            stage = self._pipeline.output(OUTPUTS[purpose])
+            stage = self.transcriber if purpose == "transcription" else self._pipeline.output(OUTPUTS[purpose])
             return stage and self.model_of(stage)
+        if not name:
+            return self.model_of(self._pipeline.output("text") or self._pipeline.main)
         return name
 
     def parent_of(self, model: str) -> str | None:
@@ -104,9 +106,15 @@ class Catalog:
             self.require_model(model, stage)
         return stage
 
+    @property
+    def transcriber(self) -> Stage | None:
+        """The stage that writes down speech: that which does only that, else that which answers."""
+        return self._pipeline.output("transcript") or self._pipeline.output("text")
+
     def answerer(self, model: str) -> Stage:
         """The stage that answers as `model`, or as an adapter of it. Raises ApiError."""
-        output: Output = "text" if self._pipeline.config.outputs.speech is None else "speech"
+        outputs = self._pipeline.config.outputs
+        output: Output = "speech" if outputs.text is None and outputs.speech is not None else "text"
         return self.stage_for(output, model, takes_loras=True)
 
     def require_model(self, name: str, stage: Stage) -> None:

@@ -104,10 +104,18 @@ class ChatDialog:
                 self._add(left)
             return
         if isinstance(message, UserMessage):
-            urls = [part.image_url.url for part in message.content if isinstance(part, ImagePart)]
+            urls = [self._url(part, i) for i, part in enumerate(message.content) if isinstance(part, ImagePart)]
             self._last_image = urls[-1] if urls else self._last_image
             self._last_words = " ".join(part.text for part in message.content if isinstance(part, TextPart))
         self._add(message)
+
+    def _url(self, part: ImagePart, index: int) -> str:
+        """Raises ApiError: 400, the picture is not there: a tool may change it."""
+        if not part.image_url.url:
+            reason = "required where tools run, which may change the picture: a uuid alone is not enough"
+            field = f"messages[{self._place}].content[{index}].image_url"
+            raise invalid(field, reason, "missing_required_parameter")
+        return part.image_url.url
 
     def _new_call(self, name: str, arguments: str) -> conversation.ToolCall:
         return conversation.ToolCall.of(f"call_{name}_{next(self._call_numbers)}", name, arguments)

@@ -6,21 +6,24 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pybase64
 from pydantic import Field
 
 from gateway.access.places import Places
 from gateway.answers.answer import WholeAnswer, usage
+from gateway.answers.answer_speech import AnswerSpeech, answer_speech
+from gateway.answers.beams import beams
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import refuse_large, sampling_of, talker_sampling
+from gateway.answers.jobs import refuse_large
 from gateway.answers.meter import Meter
 from gateway.answers.request import AudioFormat, WriterSampling
+from gateway.answers.sampling import sampling_of, talker_sampling
 from gateway.errors import in_own_terms, invalid
 from gateway.media.encode import encode_audio
-from gateway.pipeline.events import AudioDelta, CodesDelta, Finished, PromptTokens, TextDelta
-from gateway.pipeline.run import Job, run, speech
+from gateway.pipeline.events import AudioDelta, CodesDelta, Event, Finished, PromptTokens, TextDelta
+from gateway.pipeline.run import Job, run
 from gateway.pipeline.sampling import TalkerSampling
 from gateway.validation import Strict
 from quartet.v1 import talker_pb2, thinker_pb2
@@ -31,6 +34,7 @@ Step = tuple[WholeAnswer, PromptTokens | TextDelta | CodesDelta | AudioDelta | N
 """(the answer, what is new of it, or None: it has ended)."""
 # What a chat calls what a talker refuses, and what a raw prompt's request does; the prompt itself is `field`.
 _TALKERS = {"audio.voice": "speech.voice", "quartet.talker.": "speech.sampling_params."}
+_NAMES = {"top_logprobs": "logprobs", "prompt.opens_thought": "reasoning_ended"}
 _ENDS = {
     talker_pb2.SPEECH_END_STOP: "stop",
     talker_pb2.SPEECH_END_LENGTH: "length",
@@ -63,27 +67,38 @@ class SpeechParams(Strict):
 
 
 class RawSpeech:
-    """Speech of one request. `seed` is the text's, used where `params` has none.
+    """Speech of one request; `begin` makes it.
 
     Raises:
-        ApiError: 400, there is no such voice; 503, talker or code2wav was never reached.
+        ApiError: 503, talker or code2wav was never reached.
     """
 
-    def __init__(self, gateway: Gateway, params: SpeechParams, seed: int | None, stream: bool) -> None:
-        self._params = params
+    def __init__(self, gateway: Gateway, params: SpeechParams, spoken: AnswerSpeech, stream: bool) -> None:
+        self._params, self._spoken = params, spoken
         self._format: AudioFormat = params.format or ("pcm16" if stream else "wav")
+        self._talker, self._code2wav = gateway.catalog.info("talker"), gateway.catalog.info("code2wav")
+
+    @classmethod
+    async def begin(
+        cls, gateway: Gateway, params: SpeechParams, seed: int | None, stream: bool, owner: str | None
+    ) -> Self:
+        """`seed` is the text's, used where `params` has none. Raises ApiError: 400, there is no such voice."""
         sampling = talker_sampling(gateway, params.sampling_params, seed)
         if not sampling.HasField("seed"):
             sampling.seed = secrets.randbits(31)
-        speaker = gateway.catalog.speaker(params.voice, "speech.voice")
-        self._start = talker_pb2.SpeakStart(speaker=speaker, sampling=sampling, wants_frames=params.codes)
-        self._talker, self._code2wav = gateway.catalog.info("talker"), gateway.catalog.info("code2wav")
+        spoken = await answer_speech(gateway, params.voice, sampling, owner, "speech.voice")
+        return cls(gateway, params, spoken, stream)
+
+    @property
+    def utterance_bytes(self) -> int:
+        return self._spoken.utterance_bytes
 
     def starts(self, index: int) -> dict[str, Any]:
         """Start messages of the stages that speak answer `index`."""
-        speak = deepcopy(self._start)
-        speak.sampling.seed += index
-        return speech(speak) if self._params.audio else {"talker": speak}
+        starts = deepcopy(dict(self._spoken.starts))
+        starts["talker"].sampling.seed += index
+        starts["talker"].wants_frames = self._params.codes
+        return starts if self._params.audio else {"talker": starts["talker"]}
 
     def facts(self) -> dict[str, Any]:
         rate_hz = self._code2wav.sample_rate_hz
@@ -101,7 +116,7 @@ class RawSpeech:
     def end(self, answer: WholeAnswer) -> dict[str, Any]:
         talker = answer.end.talker
         reason = _ENDS.get(talker.end, "stop") if talker else "abort"
-        return {"seed": self._start.sampling.seed + answer.index, "finish_reason": reason}
+        return {"seed": self._spoken.starts["talker"].sampling.seed + answer.index, "finish_reason": reason}
 
     async def whole(self, answer: WholeAnswer) -> dict[str, Any]:
         parts: dict[str, Any] = {"codes": answer.codes} if self._params.codes else {}
@@ -127,7 +142,9 @@ class CompletionRun:
         media: files that follow the prompt.
         speech: how answers are spoken; None: they are text.
         cut: writes into a start message how a long prompt is cut.
+        choose: writes into the sampling whose log-probabilities come, instead of the likeliest tokens'.
         wants_prompt_ids: the ids of the prompt come with it.
+        search: asks for so many beams in a start message; None: each answer is drawn by itself.
         answers: those to the first prompt first.
 
     Raises:
@@ -146,7 +163,9 @@ class CompletionRun:
     media: Sequence[bytes] = ()
     speech: RawSpeech | None = None
     cut: Callable[[thinker_pb2.GenerateStart], None] = lambda start: None
+    choose: Callable[[thinker_pb2.SamplingParameters], None] = lambda sampling: None
     wants_prompt_ids: bool = False
+    search: Callable[[thinker_pb2.GenerateStart, int], None] | None = None
 
     def __post_init__(self) -> None:
         settings = self.gateway.settings
@@ -170,10 +189,9 @@ class CompletionRun:
         """
         jobs = _Jobs(self, sampling_of(self.gateway, self.sampling, self.max_tokens, top_logprobs), prompt_logprobs)
         jobs.refuse_large()
-        self._meter.charge(len(jobs), "n" if self.count > 1 else self.field)
-        places = Places(self.gateway.admission, self._meter.key)
-        with in_own_terms(self._own_name):
-            async with aclosing(run(self.gateway.pipeline, jobs, self._meter.left_s, places.take)) as events:
+        self._meter.charge(len(self.answers), "n" if self.count > 1 else self.field)
+        with in_own_terms(self.own_name):
+            async with aclosing(self._events(jobs)) as events:
                 async for index, event in events:
                     self.answers[index].take(event)
                     self._meter.observe(event)
@@ -186,26 +204,43 @@ class CompletionRun:
         self._meter.count(self.usage()["prompt_tokens"], details["text_tokens"], frames)
         self._meter.count_speech(self.answers)
 
+    def _events(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Event], None]:
+        if self.search is not None:
+            return beams(self.gateway, jobs, self.count, self._meter)
+        places = Places(self.gateway.admission, self._meter.key)
+        return run(self.gateway.pipeline, jobs, self._meter.left_s, places.take)
+
+    @property
+    def jobs_of_prompt(self) -> int:
+        return self.count if self.search is None else 1
+
     def start(self, index: int, sampling: thinker_pb2.SamplingParameters) -> thinker_pb2.GenerateStart:
-        """The thinker's start message of answer `index`."""
+        """The thinker's start message of job `index`."""
         start = thinker_pb2.GenerateStart(
-            prompt=self.prompts[index // self.count],
+            prompt=self.prompts[index // self.jobs_of_prompt],
             sampling=sampling,
             priority=self.sampling.priority or 0,
             lora=self._lora,
             wants_prompt_token_ids=self.wants_prompt_ids,
         )
         self.cut(start)
+        self.choose(start.sampling)
+        if self.search is not None:
+            self.search(start, self.count)
         return start
 
     def job(self, index: int, start: thinker_pb2.GenerateStart) -> Job:
         request_id = self._meter.request_id
         name = request_id if len(self.answers) == 1 else f"{request_id}-{index}"
-        spoken = {} if self.speech is None else self.speech.starts(index)
-        return Job(name, {"thinker": start} | spoken, self.media)
+        if self.speech is None:
+            return Job(name, {"thinker": start}, self.media)
+        starts = {"thinker": start, **self.speech.starts(index)}
+        return Job(name, starts, self.media, utterance_bytes=self.speech.utterance_bytes)
 
-    def _own_name(self, member: str) -> str:
+    def own_name(self, member: str) -> str:
+        """The request's name of what a chat's refusal calls `member`."""
         member = self.sampling.own_name(member)
+        member = _NAMES.get(member, member)
         if member.split(".")[0] == "prompt" or (member == "messages" and self.speech is not None):
             return self.field
         if self.field == "token_ids" and member.split(".")[0] in type(self.sampling).model_fields:
@@ -243,11 +278,13 @@ class _Jobs(Sequence[Job]):
     prompt_logprobs: int | None
 
     def __len__(self) -> int:
-        return len(self.run.answers)
+        return len(self.run.prompts) * self.run.jobs_of_prompt
 
     def __getitem__(self, index: Any) -> Any:
         start = self.run.start(index, self.sampling)
-        if self.prompt_logprobs is not None and index % self.run.count == 0:
+        if index % self.run.jobs_of_prompt:
+            start.sampling.ClearField("prompt_logprob_token_ids")
+        elif self.prompt_logprobs is not None:
             start.sampling.prompt_logprobs = self.prompt_logprobs
         if start.sampling.HasField("seed"):
             start.sampling.seed += index
@@ -256,7 +293,7 @@ class _Jobs(Sequence[Job]):
     def refuse_large(self) -> None:
         """Raises ApiError: 400, there is a prompt that is too long."""
         longest = max(range(len(self.run.prompts)), key=lambda i: self.run.prompts[i].ByteSize())
-        refuse_large(self.run.start(longest * self.run.count, self.sampling), self.run.field)
+        refuse_large(self.run.start(longest * self.run.jobs_of_prompt, self.sampling), self.run.field)
 
 
 async def ask_tokenizer(gateway: Gateway, model: str | None, method: str, message: Any, field: str) -> Any:

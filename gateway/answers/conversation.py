@@ -1,11 +1,13 @@
 """Messages of a chat request."""
 
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from gateway.answers.harmless import CACHING, OF_OTHER_MESSAGES
+from gateway.answers.harmless import CACHING, MEDIA, OF_OTHER_MESSAGES
 from gateway.validation import Lenient, Listed, Strict, ignoring
+from services.common.text import ROLE_NAME
 
 _Part = ignoring(Strict, *CACHING)
 _Message = ignoring(Strict, *CACHING, empty=OF_OTHER_MESSAGES)
@@ -30,25 +32,14 @@ class RefusalPart(Lenient):
     refusal: str
 
 
-class MediaUrl(Strict):
-    """https, http or data URL."""
+class MediaUrl(ignoring(Strict, *MEDIA)):
+    """https, http or data URL; "": none was sent."""
 
     url: str = Field(min_length=1)
 
 
 class ImageUrl(MediaUrl):
     detail: str | None = Field(default=None, description="accepted; without effect")
-
-
-class ImagePart(_Part):
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-class AnswerImage(ImagePart):
-    """Of an earlier answer, which may have more."""
-
-    model_config = _ANSWERED
 
 
 class InputAudio(Strict):
@@ -61,21 +52,66 @@ class InputAudio(Strict):
 
     @property
     def url(self) -> str:
-        """The file as a data URL."""
-        return self.data if self.data.startswith("data:") else f"data:;base64,{self.data}"
+        """The file as a data URL; "": none was sent."""
+        return self.data if not self.data or self.data.startswith("data:") else f"data:;base64,{self.data}"
 
 
-class InputAudioPart(_Part):
+# What stands for a file that is not sent.
+_UNSENT = {
+    "image_url": ImageUrl.model_construct(url=""),
+    "audio_url": MediaUrl.model_construct(url=""),
+    "video_url": MediaUrl.model_construct(url=""),
+    "input_audio": InputAudio.model_construct(data="", format="wav"),
+}
+
+
+class _Medium(_Part):
+    """A file, with or instead of which there may be a name."""
+
+    uuid: str | int | None = Field(default=None, description="names the file; alone, the file that it named before")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, part: Any) -> Any:
+        """With a name, a file may be absent."""
+        member = next(name for name in cls.model_fields if name in _UNSENT)
+        if not isinstance(part, dict) or part.get("uuid") in (None, "") or not _is_empty(part.get(member)):
+            return part
+        return part | {member: _UNSENT[member]}
+
+
+def _is_empty(medium: Any) -> bool:
+    has_file = isinstance(medium, dict) and any(medium[name] for name in medium if name not in ("detail", "format"))
+    return medium is None or (isinstance(medium, dict) and not has_file)
+
+
+class ImagePart(_Medium):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class AnswerImage(ImagePart):
+    """Of an earlier answer, which may have more."""
+
+    model_config = _ANSWERED
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, part: Any) -> Any:
+        return part
+
+
+class InputAudioPart(_Medium):
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
-class AudioUrlPart(_Part):
+class AudioUrlPart(_Medium):
     type: Literal["audio_url"]
     audio_url: MediaUrl
 
 
-class VideoUrlPart(_Part):
+class VideoUrlPart(_Medium):
     type: Literal["video_url"]
     video_url: MediaUrl
 
@@ -159,4 +195,33 @@ class AssistantMessage(Lenient):
     images: Any = Field(default=None, description="pictures that image_generation made; not read without that tool")
 
 
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def _no_misspelling(role: str) -> str:
+    if get_close_matches(role.lower(), (*_ROLES, "function"), 1, 0.7):
+        raise ValueError(f"must be one of {', '.join(_ROLES)}, or another name that is not so like one of these")
+    return role
+
+
+class OtherMessage(_Message):
+    """Of a role that the model's chat template writes, beside the usual ones. The thinker refuses others."""
+
+    role: Annotated[str, Field(pattern=f"^{ROLE_NAME}$"), AfterValidator(_no_misspelling)]
+    content: TextOnly
+    name: str | None = None
+
+
+def _kind_of_message(message: Any) -> str:
+    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    return "system" if role == "developer" else str(role) if role in _ROLES else "other"
+
+
+Message = Annotated[
+    Annotated[SystemMessage, Tag("system")]
+    | Annotated[UserMessage, Tag("user")]
+    | Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[ToolMessage, Tag("tool")]
+    | Annotated[OtherMessage, Tag("other")],
+    Discriminator(_kind_of_message),
+]

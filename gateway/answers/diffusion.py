@@ -1,5 +1,6 @@
 """Requests for images, videos and audio, checked against the model's capabilities."""
 
+import json
 import re
 from typing import Annotated, Any, Literal
 
@@ -51,10 +52,21 @@ class DiffusionMembers(Strict):
     lora: Loras | None = None
 
 
+class PipelineOptions(Strict):
+    arguments: dict[str, Any] | None = Field(
+        default=None, description="further arguments of the model's pipeline: /v1/models has them"
+    )
+
+
+class DiffusionExtras(Strict):
+    dit: PipelineOptions | None = None
+
+
 class DiffusionRequest(ignoring(DiffusionMembers, *harmless.DIFFUSION)):
     model: str | None = Field(default=None, description="default: the model that makes what the endpoint is for")
     prompt: Annotated[str, Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)]
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    quartet: DiffusionExtras | None = None
 
     def start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
         """The stage's start message, without the endpoint's own members. Raises ApiError: 400."""
@@ -64,6 +76,8 @@ class DiffusionRequest(ignoring(DiffusionMembers, *harmless.DIFFUSION)):
             raise invalid("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
         same = self.model_dump(include={"prompt", "negative_prompt", "num_inference_steps", "guidance_scale", "seed"})
         start = dit_pb2.DitStart(**same, count=1, progress_interval_ms=PROGRESS_INTERVAL_MS)
+        if self.quartet is not None and self.quartet.dit is not None and self.quartet.dit.arguments:
+            start.arguments = json.dumps(self.quartet.dit.arguments)
         for name, weight in (self.lora or {}).items():
             if name not in info.loras:
                 known = ", ".join(info.loras) or "none"
@@ -136,11 +150,11 @@ class ImageMembers(Strict):
         return {"background": "opaque", "output_format": self.file_format, "quality": "auto", "size": size}
 
 
-class ImageOptions(ImageMembers, DiffusionMembers):
+class ImageOptions(ImageMembers, DiffusionMembers, PipelineOptions):
     """`quartet.dit` of a chat request."""
 
 
-class StreamExtras(Strict):
+class StreamExtras(DiffusionExtras):
     progress: bool | None = Field(default=None, description="quartet.progress events of denoising, at most 10 a second")
 
 
@@ -174,5 +188,5 @@ class ImageRequest(ImageMembers, ignoring(DiffusionRequest, *harmless.IMAGES)):
         if start.count > info.max_count:
             raise invalid("n", f"at most {info.max_count} images a request")
         steps = self.num_inference_steps or info.default_inference_steps
-        start.previews = min(self.partial_images or 0, max(0, steps - 1))
+        start.previews = 0 if info.without_previews else min(self.partial_images or 0, max(0, steps - 1))
         return start

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from gateway.errors import invalid
 from gateway.validation import Listed, NotNegative, Strict, TokenIds, ignoring
 from quartet.v1 import thinker_pb2
+from services.common.sampling_limits import MAX_LOGPROB_TOKEN_IDS, TOP_LOGPROBS, WHOLE_VOCABULARY
 
 _CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 # What vLLM's own dataclass has, too; its engine reads them from its settings only.
@@ -22,7 +23,8 @@ _ALIKE = (
     "thinking_token_budget",
 )
 JsonText = dict[str, Any] | str
-TopLogprobs = Annotated[int, Field(ge=0, le=20)]
+PROMPT_IDS = "kv_transfer_params.prompt_token_ids"
+TopLogprobs = Annotated[int, Field(ge=WHOLE_VOCABULARY, le=int(TOP_LOGPROBS.most))]
 
 
 def _text(value: JsonText) -> str:
@@ -58,7 +60,11 @@ class StructuredOutputs(ignoring(Strict, empty=_OF_THE_ENGINE)):
 
 
 # Members of a chat that belong to one prompt and the text after it: not to images, not to several turns.
-OF_ONE_TEXT = ("continue_final_message", "echo", "truncate_prompt_tokens", "prompt_logprobs", "return_token_ids")
+OF_ONE_TEXT = (
+    *("continue_final_message", "echo", "truncate_prompt_tokens", "prompt_logprobs", "return_token_ids"),
+    "use_beam_search",
+)
+NOT_SPOKEN = ("continue_final_message", "echo", "truncate_prompt_tokens", "use_beam_search")
 
 
 class StructuralTagFormat(Strict):
@@ -98,6 +104,22 @@ class TextMembers(Strict):
         if self.structured_outputs is not None:
             return _OWN_NAMES.get(member, member)
         return "response_format" if member == "structured_outputs.structural_tag" else member
+
+
+class LogprobMembers(Strict):
+    """Of requests for log-probabilities."""
+
+    logprob_token_ids: TokenIds | None = Field(
+        default=None, min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS, description="reported in place of the likeliest"
+    )
+
+    def check_logprobs(self, wants: bool, place: str = "") -> None:
+        """Raises ApiError: 400, no log-probabilities are wanted."""
+        if self.logprob_token_ids and not wants:
+            raise invalid(f"{place}logprob_token_ids", "only with logprobs")
+
+    def choose(self, sampling: thinker_pb2.SamplingParameters) -> None:
+        sampling.logprob_token_ids.extend(self.logprob_token_ids or ())
 
 
 class PromptMembers(Strict):
@@ -140,13 +162,39 @@ class PromptEnd(Strict):
         message.no_generation_prompt = self.add_generation_prompt is False
 
 
-class ChatMembers(PromptMembers, PromptEnd):
+class PromptIds(Strict):
+    """vLLM's place for a prompt that another engine has read; its blocks do not come from there."""
+
+    prompt_token_ids: TokenIds | None = Field(default=None, min_length=1, description="instead of the messages")
+
+
+class ChatMembers(PromptMembers, PromptEnd, LogprobMembers):
     """Of chats."""
 
     echo: bool | None = Field(default=None, description="the last message before the answer, if it is of the same role")
     include_reasoning: bool | None = Field(default=None, description="default: true")
     return_token_ids: bool | None = Field(default=None, description="choices have token_ids; prompt_token_ids")
     return_tokens_as_token_ids: bool | None = Field(default=None, description="in logprobs a token is token_id:ID")
+    top_logprobs: TopLogprobs | None = Field(default=None, description="alternatives a token; -1 is all")
     prompt_logprobs: TopLogprobs | None = Field(
-        default=None, description="alternatives of each of the prompt's tokens; not in a stream"
+        default=None, description="alternatives of each of the prompt's tokens, -1 is all; not in a stream"
     )
+
+    kv_transfer_params: PromptIds | None = Field(default=None, description="prompt_token_ids alone")
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """Of a prompt that stands in place of the messages; []: they are read."""
+        return (self.kv_transfer_params and self.kv_transfer_params.prompt_token_ids) or []
+
+    def check_alone(self, has_more: bool) -> None:
+        """Of a request with `prompt_ids`. Raises ApiError: 400, a part of it belongs to messages."""
+        if has_more or self.continue_final_message or self.echo:
+            raise invalid(PROMPT_IDS, "stand for messages of text: no media, tools, speech, echo, continuation")
+
+    def tell(self, start: thinker_pb2.GenerateStart) -> None:
+        """Asks for what comes beside the text."""
+        self.choose(start.sampling)
+        start.wants_prompt_token_ids = bool(self.return_token_ids)
+        if self.prompt_logprobs is not None:
+            start.sampling.prompt_logprobs = self.prompt_logprobs

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from functools import cached_property
 
+from gateway.access.sessions import HeldBySessions
 from gateway.access.shared import SharedState
 from gateway.answers.catalog import Catalog
 from gateway.answers.transcripts import Transcripts
@@ -52,6 +53,7 @@ class Gateway:
         self.spans = Spans() if spans is None else spans
         self.profiling = Profiler(self.pipeline, self.spans, settings.request_timeout_s)
         self.realtime_sessions = 0
+        self.held_by_sessions = HeldBySessions(2 * settings.max_realtime_bytes)
         self.videos: VideoJobs | None = None  # where a stage makes videos, and this process has the jobs
         self.administration = asyncio.Lock()
         self.turn_model: TurnModel | None = None
@@ -65,6 +67,7 @@ class Gateway:
             self._opened.callback(self.turn_model.close)
         await self._opened.enter_async_context(self.pipeline)
         self._opened.push_async_callback(self.fetcher.close)
+        self.fetcher.decoding.start_later()
         self.admission.open()
         return self
 

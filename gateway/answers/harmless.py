@@ -11,11 +11,18 @@ OF_OTHER_MESSAGES = (
     "tool_calls",
 )
 
+# Names a medium, as its part does: within it the name is not read.
+MEDIA = ("uuid",)
+# What vLLM's clients write null, or empty, where nothing comes from another engine.
+OF_VLLM = ("cache_salt", "ec_transfer_params", "prompt_embeds")
+# What LMDeploy's client always writes, null or empty.
+OF_LMDEPLOY = ("kwargs", "min_new_tokens")
+
 # Of vLLM's clients: which requests belong together, and how many tokens a chunk has.
 _VLLM = ("session_id", "stream_interval")
 CHATS = (
     *_VLLM,
-    *("user", "store", "metadata", "service_tier", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_retention"),
+    *("user", "store", "metadata", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
     *("prompt_cache_options", "safety_identifier", "prediction", "reasoning_effort", "verbosity"),
     *("reasoning", "usage"),  # OpenRouter's
     "return_stage_metrics",  # vLLM-Omni's: the last chunk has quartet.timings anyhow
@@ -31,7 +38,7 @@ SPEECH = (
     *("lang_code", "return_download_link"),  # of Kokoro's clients
 )
 TRANSCRIPTIONS = (
-    *("include", "stream_continuous_usage_stats"),
+    "include",
     "temperature_inc",  # of whisper.cpp's clients
     "vad_filter",  # of speaches' clients
 )

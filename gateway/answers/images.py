@@ -134,7 +134,7 @@ async def begin(
     await load_media(gateway.fetcher, files)
     pixels, most = 0, gateway.fetcher.limits.media_max_request_image_pixels
     for file in files:
-        pixels += await asyncio.to_thread(image_pixels, file.content)
+        pixels += await gateway.fetcher.decoding.run(image_pixels, file.content)
         if pixels > most:
             reason = f"with it the request's images have {pixels} pixels; together they may have {most}"
             raise invalid(file.field, reason, "invalid_media")
@@ -167,8 +167,8 @@ async def to_generation(
 class ImageChat:
     """A chat that images answer."""
 
-    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, stage: Stage) -> None:
-        self._gateway, self._request, self._stage = gateway, request, stage
+    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, stage: Stage, owner: str | None) -> None:
+        self._gateway, self._request, self._stage, self._owner = gateway, request, stage, owner
         self._options = request.quartet.dit or ImageOptions()
         self._prompt_field = "messages"
 
@@ -179,11 +179,13 @@ class ImageChat:
         if "audio" in (request.modalities or ()):
             raise invalid("modalities", 'this model answers with images: use ["image"]')
         why, reads = "it says what the image shows", "reads text and images"
-        self._prompt_field, prompt, images = last_words(request, why, reads, ImagePart)
+        self._prompt_field, prompt, images = last_words(request, why, reads, ImagePart, self._owner)
         info = image_facts(self._stage, edits=bool(images))
         members = {"prompt": prompt, "n": request.n, "seed": request.seed}
+        members |= self._options.model_dump(exclude_none=True, exclude={"arguments"})
+        members["quartet"] = {"dit": {"arguments": self._options.arguments}}
         with in_own_terms(self._chat_name):
-            start = validated(ImageRequest, members | self._options.model_dump(exclude_none=True)).image_start(info)
+            start = validated(ImageRequest, members).image_start(info)
         if len(images) > info.max_images:
             reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
             raise invalid(images[info.max_images].field, reason)
@@ -199,6 +201,6 @@ class ImageChat:
                     yield image.output, {"type": "image_url", "image_url": {"url": url}}
 
     def _chat_name(self, member: str) -> str:
-        if member in _CHAT_NAMES or member.startswith("messages"):
+        if member in _CHAT_NAMES or member.startswith(("messages", "quartet.dit.")):
             return member
         return self._prompt_field if member == "prompt" else f"quartet.dit.{member}"

@@ -1,30 +1,27 @@
 """Makes jobs for the pipeline of a chat request."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
-from google.protobuf.message import Message as ProtoMessage
-
 from gateway.answers import conversation
+from gateway.answers.answer_speech import AnswerSpeech, answer_speech, plan_voice
 from gateway.answers.conversation import Message, UserMessage
-from gateway.answers.extensions import OF_ONE_TEXT, StructuralTagFormat
+from gateway.answers.extensions import OF_ONE_TEXT
 from gateway.answers.gateway import Gateway
 from gateway.answers.request import (
     AnyTool,
     ChatCompletionRequest,
-    JsonObjectFormat,
-    JsonSchemaFormat,
     Tool,
     ToolChoice,
-    WriterSampling,
 )
-from gateway.answers.voice_options import VoiceId, VoiceOptions, plan_speech
-from gateway.errors import invalid
+from gateway.answers.sampling import sampling_of, talker_sampling
+from gateway.errors import ApiError, invalid
 from gateway.media.check import MediaFile, load_media
+from gateway.media.kept import MediaName
 from gateway.pipeline.run import Job, speech
-from gateway.pipeline.sampling import TalkerSampling
 from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
 from services.common.rpc.channels import MAX_MESSAGE_BYTES
 
@@ -50,31 +47,36 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
     _check(gateway, request)
     if config.thinker is None:
         _, text, _ = last_words(request, "it says what is spoken", "speaks text")
-        starts, media = speech(await _say(gateway, request, text, owner)), []
+        starts, media, most_bytes = speech(await _say(gateway, request, text, owner)), [], 0
     else:
-        # an unknown voice is refused even if nothing is spoken
-        speaker = gateway.catalog.speaker(request.voice, "audio.voice")
-        start, media = await _generate(gateway, request)
-        starts = {"thinker": start}
-        if request.speaks:
-            sampling = talker_sampling(gateway, request.quartet.talker, request.seed)
-            starts |= speech(talker_pb2.SpeakStart(speaker=speaker, sampling=sampling))
-    return [
-        _nth(starts, media, request_id if request.n in (None, 1) else f"{request_id}-{i}", i)
-        for i in range(request.n or 1)
-    ]
+        spoken = await _speech(gateway, request, owner)
+        start, media = await _generate(gateway, request, owner)
+        starts = {"thinker": start, **spoken.starts}
+        most_bytes = spoken.utterance_bytes
+    count = 1 if request.use_beam_search else request.n or 1
+    first = Job(request_id, starts, media, utterance_bytes=most_bytes)
+    return [_nth(first, i, request_id if count == 1 else f"{request_id}-{i}") for i in range(count)]
 
 
-def _nth(starts: Mapping[str, ProtoMessage], media: list[bytes], request_id: str, index: int) -> Job:
+async def _speech(gateway: Gateway, request: ChatCompletionRequest, owner: str | None) -> AnswerSpeech:
+    """How the answers are spoken, if they are. An unknown voice is refused even if nothing is. Raises ApiError."""
+    if not request.speaks:
+        gateway.catalog.speaker(request.voice, "audio.voice")
+        return AnswerSpeech({})
+    sampling = talker_sampling(gateway, request.quartet.talker, request.seed)
+    return await answer_speech(gateway, request.voice, sampling, owner, "audio.voice")
+
+
+def _nth(job: Job, index: int, request_id: str) -> Job:
     """The job of answer `index`, which is added to the seeds."""
     # a run writes into no job: the first needs no copy, which may be megabytes of media
-    copies: dict[str, Any] = {kind: deepcopy(start) if index else start for kind, start in starts.items()}
+    copies: dict[str, Any] = {kind: deepcopy(start) if index else start for kind, start in job.starts.items()}
     for kind in copies.keys() & {"thinker", "talker"}:
         if copies[kind].sampling.HasField("seed"):
             copies[kind].sampling.seed += index
     if index and "thinker" in copies:  # one answer has them for all
         copies["thinker"].sampling.ClearField("prompt_logprobs")
-    return Job(request_id, copies, media)
+    return replace(job, request_id=request_id, starts=copies)
 
 
 def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
@@ -106,7 +108,11 @@ def refuse_members(request: ChatCompletionRequest, members: Iterable[str], reaso
 
 
 def last_words(
-    request: ChatCompletionRequest, why: str, reads: str, others: type[conversation.MediaPart] | tuple[()] = ()
+    request: ChatCompletionRequest,
+    why: str,
+    reads: str,
+    others: type[conversation.MediaPart] | tuple[()] = (),
+    owner: str | None = None,
 ) -> tuple[str, str, list[MediaFile]]:
     """(place of its content in the request, its text, its media) of the user's last message.
 
@@ -114,6 +120,7 @@ def last_words(
         why: what the message is for.
         reads: what the model does with which parts: "reads text and images".
         others: the parts it reads besides text.
+        owner: whose media they are.
 
     Raises:
         ApiError: 400, there is none, or naming the part that is not read.
@@ -127,20 +134,22 @@ def last_words(
         if isinstance(part, conversation.TextPart):
             texts.append(part.text)
         elif isinstance(part, others):
-            media.append(media_file(part, f"{place}[{j}]"))
+            media.append(media_file(part, f"{place}[{j}]", owner))
         else:
             raise invalid(f"{place}[{j}]", f"this model {reads} only")
     return place, "\n".join(texts), media
 
 
-def media_file(part: conversation.MediaPart, field: str) -> MediaFile:
-    """The file of a part; not loaded."""
-    if isinstance(part, conversation.InputAudioPart):
-        return MediaFile(field, "audio", part.input_audio.url)
-    return MediaFile(field, part.type.removesuffix("_url"), getattr(part, part.type).url)
+def media_file(part: conversation.MediaPart, field: str, owner: str | None) -> MediaFile:
+    """The file of a part of `owner`'s; not loaded."""
+    name = None if part.uuid in (None, "") else MediaName(owner, str(part.uuid))
+    kind = "audio" if part.type == "input_audio" else part.type.removesuffix("_url")
+    return MediaFile(field, kind, getattr(part, part.type).url, name=name)
 
 
-async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
+async def _generate(
+    gateway: Gateway, request: ChatCompletionRequest, owner: str | None
+) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
     """(start message of the thinker, files that follow it)."""
     most = request.max_completion_tokens
     sampling = sampling_of(gateway, request, most, (request.top_logprobs or 0) if request.logprobs else None)
@@ -150,44 +159,70 @@ async def _generate(gateway: Gateway, request: ChatCompletionRequest) -> tuple[t
         priority=request.priority or 0,
         lora=gateway.catalog.lora_of(request.model, request.lora),
     )
-    pending = fill_messages(start, gateway, request.messages)
-    fill_tools(start, request.tools, request.tool_choice)
-    request.end(start)
+    pending = _fill_prompt(start, gateway, request, owner)
     request.cut(start)
-    start.wants_prompt_token_ids = bool(request.return_token_ids)
-    if request.prompt_logprobs is not None:
-        start.sampling.prompt_logprobs = request.prompt_logprobs
-    if variables := request.template_variables:
-        start.chat_template_kwargs_json = json.dumps(variables)
+    request.choose_frames(start)
+    request.search(start, request.n or 1)
+    request.tell(start)
     late_media = await attach_media(gateway, pending)
     refuse_large(start, "messages")
     return start, late_media
 
 
+def _fill_prompt(
+    start: thinker_pb2.GenerateStart, gateway: Gateway, request: ChatCompletionRequest, owner: str | None
+) -> list[Pending]:
+    """Returns media to attach. Raises ApiError: 400 naming what is at fault."""
+    if request.prompt_ids:
+        start.prompt.token_ids.ids.extend(request.prompt_ids)
+        return []
+    pending = fill_messages(start, gateway, request.messages, owner)
+    fill_tools(start, request.tools, request.tool_choice)
+    request.end(start)
+    if variables := request.template_variables:
+        start.chat_template_kwargs_json = json.dumps(variables)
+    return pending
+
+
 def refuse_large(start: thinker_pb2.GenerateStart, field: str) -> None:
     """Raises ApiError: 400 naming `field`."""
     if start.ByteSize() > MAX_START_BYTES:
-        raise invalid(field, "more text than a request can have", "context_length_exceeded")
+        raise _too_long(field)
+
+
+def refuse_long(texts: Iterable[str], field: str) -> None:
+    """As `refuse_large`, before there is a message: that copies the texts. Raises ApiError."""
+    if sum(map(len, texts)) > MAX_START_BYTES:
+        raise _too_long(field)
+
+
+def _too_long(field: str) -> ApiError:
+    return invalid(field, "more text than a request can have", "context_length_exceeded")
 
 
 async def _say(gateway: Gateway, request: ChatCompletionRequest, text: str, owner: str | None) -> talker_pb2.SpeakStart:
     """Start message of a talker without a thinker."""
-    options = VoiceOptions(voice=None if request.voice is None else VoiceId(id=request.voice))
-    start = (await plan_speech(gateway, options, gateway.catalog.info("talker"), owner, voice="audio.voice")).start
+    sampling = talker_sampling(gateway, request.quartet.talker, request.seed)
+    start = (await plan_voice(gateway, request.voice, sampling, owner, "audio.voice")).start
     start.text.text = text
-    start.sampling.CopyFrom(talker_sampling(gateway, request.quartet.talker, request.seed))
     return start
 
 
-def fill_messages(start: thinker_pb2.GenerateStart, gateway: Gateway, messages: Sequence[Message]) -> list[Pending]:
-    """Adds the messages to `start`; returns media to attach. Raises ApiError: 400 naming what is at fault."""
+def fill_messages(
+    start: thinker_pb2.GenerateStart, gateway: Gateway, messages: Sequence[Message], owner: str | None
+) -> list[Pending]:
+    """Adds `owner`'s messages to `start`; returns media to attach. Raises ApiError: 400 naming what is at fault."""
+    parts = [part for message in messages for part in message.content or ()]
+    refuse_long((part.text for part in parts if isinstance(part, conversation.TextPart)), "messages")
     pending: list[Pending] = []
     for i, message in enumerate(messages):
-        pending += _fill_message(start.messages.add(), gateway, message, f"messages[{i}]")
+        pending += _fill_message(start.messages.add(), gateway, message, f"messages[{i}]", owner)
     return pending
 
 
-def _fill_message(result: thinker_pb2.ChatMessage, gateway: Gateway, message: Message, place: str) -> list[Pending]:
+def _fill_message(
+    result: thinker_pb2.ChatMessage, gateway: Gateway, message: Message, place: str, owner: str | None
+) -> list[Pending]:
     pending: list[Pending] = []
     result.role = "system" if message.role == "developer" else message.role
     result.name = getattr(message, "name", None) or ""
@@ -200,7 +235,7 @@ def _fill_message(result: thinker_pb2.ChatMessage, gateway: Gateway, message: Me
         elif isinstance(message, conversation.AssistantMessage):
             raise invalid(field, "this model reads images in the user's messages only")
         else:
-            file = media_file(part, field)
+            file = media_file(part, field, owner)
             media = media_pb2.Media(kind=f"MEDIA_KIND_{file.kind.upper()}", field=field)
             pending.append((result.content.add(media=media).media, file))
     if isinstance(message, conversation.AssistantMessage):
@@ -214,45 +249,9 @@ def _fill_message(result: thinker_pb2.ChatMessage, gateway: Gateway, message: Me
         result.reasoning = message.reasoning_content or message.reasoning or ""
         for call in message.tool_calls or ():
             result.tool_calls.add(id=call.id, name=call.function.name, arguments_json=call.function.arguments)
-    elif message.role == "tool":
+    elif isinstance(message, conversation.ToolMessage):
         result.tool_call_id = message.tool_call_id
     return pending
-
-
-def sampling_of(
-    gateway: Gateway, request: WriterSampling, max_tokens: int | None, top_logprobs: int | None
-) -> thinker_pb2.SamplingParameters:
-    """The thinker's sampling: the request's over the pipeline's.
-
-    Args:
-        max_tokens: wins over the request's own.
-        top_logprobs: alternatives for each token; None: no log-probabilities.
-    """
-    assert gateway.pipeline.config.thinker is not None, "text was requested of a pipeline without a thinker"
-    values = request.over(gateway.pipeline.config.thinker.sampling)
-    if max_tokens is not None:
-        values["max_tokens"] = max_tokens
-    message = thinker_pb2.SamplingParameters(**values, stop=request.stop, logit_bias=request.logit_bias)
-    if top_logprobs is not None:
-        message.top_logprobs = top_logprobs
-    match request.response_format:
-        case JsonObjectFormat():
-            message.json_object = True
-        case JsonSchemaFormat(json_schema=schema):
-            message.json_schema = json.dumps(schema.json_schema, ensure_ascii=False)
-        case StructuralTagFormat() as tag:
-            tag.fill(message)
-    request.fill(message)
-    return message
-
-
-def talker_sampling(gateway: Gateway, requested: TalkerSampling, seed: int | None) -> talker_pb2.TalkerSampling:
-    """The talker's sampling: the request's over the pipeline's. `seed` counts where `requested` has none."""
-    assert gateway.pipeline.config.talker is not None, "speech was requested of a pipeline without a talker"
-    sampling = talker_pb2.TalkerSampling(**requested.over(gateway.pipeline.config.talker.sampling))
-    if not sampling.HasField("seed") and seed is not None:
-        sampling.seed = seed
-    return sampling
 
 
 def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[AnyTool] | None, choice: ToolChoice | None) -> None:

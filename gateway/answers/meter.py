@@ -1,7 +1,7 @@
 """One request's clock and counts, for its log line and the metrics."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -13,7 +13,9 @@ from gateway.access.api_key import ApiKey
 from gateway.answers.answer import Answer, usage
 from gateway.errors import ApiError
 from gateway.media.encode import BYTES_PER_SAMPLE
-from gateway.pipeline.events import AudioDelta, TextDelta
+from gateway.pipeline.events import AudioDelta, PromptTokens, TextDelta
+from quartet.v1 import thinker_pb2
+from services.common.sampling_limits import MAX_LOGPROBS
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Meter:
         log: fields of its log line, filled in.
         arrived: in `time.monotonic()`.
         key: whose limits count it; None: there are no keys.
+        logprobs: that have come, alternatives included.
     """
 
     request_id: str
@@ -33,6 +36,7 @@ class Meter:
     log: dict[str, Any] = field(default_factory=dict)
     arrived: float = field(default_factory=time.monotonic)
     key: ApiKey | None = None
+    logprobs: int = 0
 
     @classmethod
     def of(cls, state: Any, timeout_s: float) -> Self:
@@ -67,12 +71,22 @@ class Meter:
             self.key.owe(seconds)
 
     def observe(self, event: object) -> None:
-        """Measures TTFT and TTFA."""
+        """Measures TTFT and TTFA. Raises ApiError: 400, too many log-probabilities have come."""
         if isinstance(event, TextDelta):
+            if not event.is_plain and event.delta.logprobs:
+                self._count_logprobs(event.delta.logprobs)
             if "ttft_ms" not in self.log and event.delta.token_ids:
                 self._came(metrics.TTFT, "ttft_ms")
         elif isinstance(event, AudioDelta) and "ttfa_ms" not in self.log:
             self._came(metrics.TTFA, "ttfa_ms")
+        elif isinstance(event, PromptTokens):
+            self._count_logprobs(event.tokens)
+
+    def _count_logprobs(self, tokens: Iterable[thinker_pb2.TokenLogprob]) -> None:
+        self.logprobs += sum(1 + len(token.top) for token in tokens)
+        if self.logprobs > MAX_LOGPROBS:
+            reason = f"more than {MAX_LOGPROBS} log-probabilities; ask for fewer alternatives, or fewer texts at once"
+            raise ApiError(400, reason, None, "too_many_logprobs")
 
     def count(self, prompt_tokens: int, text_tokens: int, frames: int | None) -> None:
         """Counts what the stages read and wrote; `frames`: None for a request without audio."""

@@ -16,12 +16,14 @@ from pydantic import (
 )
 
 from gateway.answers import harmless
-from gateway.answers.conversation import Message, TextPart
+from gateway.answers.beams import BeamMembers
+from gateway.answers.conversation import MediaPart, Message, TextPart
 from gateway.answers.diffusion import ImageOptions
-from gateway.answers.extensions import ChatMembers, StructuralTagFormat, TextMembers
+from gateway.answers.extensions import NOT_SPOKEN, PROMPT_IDS, ChatMembers, StructuralTagFormat, TextMembers
+from gateway.answers.video_frames import VideoFrameMembers
 from gateway.errors import invalid
 from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
-from gateway.validation import Listed, NotNegative, Strict, ignoring
+from gateway.validation import Listed, ModelName, NotNegative, Strict, ignoring
 
 MAX_STOP_STRINGS = 16
 MAX_BIASES = 1024  # tokens of logit_bias; each answer has a copy
@@ -134,9 +136,9 @@ class Code2WavOptions(Strict):
 class QuartetOptions(Strict):
     """Settings per stage that OpenAI's API has no place for."""
 
-    thinker: ThinkerOptions = ThinkerOptions()
-    talker: TalkerSampling = TalkerSampling()
-    code2wav: Code2WavOptions = Code2WavOptions()
+    thinker: ThinkerOptions = Field(default_factory=ThinkerOptions)
+    talker: TalkerSampling = Field(default_factory=TalkerSampling)
+    code2wav: Code2WavOptions = Field(default_factory=Code2WavOptions)
     dit: ImageOptions | None = Field(default=None, description="only for a model that makes images")
 
 
@@ -190,10 +192,16 @@ def _variables(field: str, given: dict[str, Any] | None) -> dict[str, Any]:
     return given or {}
 
 
-class ChatCompletionRequest(TemplateVariables, ChatMembers, ignoring(WriterSampling, *harmless.CHATS)):
+class ChatCompletionRequest(
+    BeamMembers,
+    VideoFrameMembers,
+    TemplateVariables,
+    ChatMembers,
+    ignoring(WriterSampling, *harmless.CHATS, empty=(*harmless.OF_LMDEPLOY, *harmless.OF_VLLM)),
+):
     """A chat request: OpenAI's parameters, vLLM's further ones, and `quartet`."""
 
-    model: str
+    model: ModelName = Field(default="", description="default: the one that answers")
     lora: str | None = Field(default=None, description="adapter of the model; it can be named as `model`, too")
     messages: Listed[Message] = Field(min_length=1)
     modalities: Listed[Literal["text", "audio", "image"]] | None = Field(
@@ -206,15 +214,15 @@ class ChatCompletionRequest(TemplateVariables, ChatMembers, ignoring(WriterSampl
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="answers, each with seed + index")
     max_tokens: Limit | None = Field(default=None, description="most tokens of the answer; -1: no limit")
     max_completion_tokens: Limit | None = Field(default=None, description="wins over max_tokens")
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: Annotated[bool | None, BeforeValidator(lambda value: value == "true" or value)] = None  # as vLLM takes it
+    parallel_tool_calls: bool | None = Field(default=None, description="false: the answer has one call at most")
     tools: Listed[AnyTool] | None = Field(default=None, description="functions, and tools that hosted_tools has")
     tool_choice: (
         Annotated[ToolChoice, BeforeValidator(lambda value: {"type": value} if isinstance(value, str) else value)]
         | None
     ) = None
-    quartet: QuartetOptions = QuartetOptions()
-    mm_processor_kwargs: MmProcessorKwargs = MmProcessorKwargs()
+    quartet: QuartetOptions = Field(default_factory=QuartetOptions)
+    mm_processor_kwargs: MmProcessorKwargs = Field(default_factory=MmProcessorKwargs)
 
     @property
     def speaks(self) -> bool:
@@ -252,8 +260,12 @@ class ChatCompletionRequest(TemplateVariables, ChatMembers, ignoring(WriterSampl
             return ""
         return "".join(part.text for part in last.content or () if isinstance(part, TextPart))
 
+    def own_name(self, member: str) -> str:
+        is_prompt = self.prompt_ids and member in ("messages", "prompt", "prompt.token_ids")
+        return PROMPT_IDS if is_prompt else super().own_name(member)
+
     def _check_spoken(self) -> None:
-        wanted = {name: getattr(self, name) for name in ("continue_final_message", "echo", "truncate_prompt_tokens")}
+        wanted = {name: getattr(self, name) for name in NOT_SPOKEN}
         for name, value in (wanted | {"add_generation_prompt": self.add_generation_prompt is False}).items():
             if value:
                 raise invalid(name, "a spoken answer begins after the whole conversation; leave it out, or the audio")
@@ -266,10 +278,15 @@ class ChatCompletionRequest(TemplateVariables, ChatMembers, ignoring(WriterSampl
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "only with stream: true")
         self.check_end()
+        self.check_beams(self.n or 1)
         if self.stream and self.prompt_logprobs is not None:
             raise invalid("prompt_logprobs", "a stream does not tell them; set stream to false")
+        if self.prompt_ids:
+            parts = [part for message in self.messages for part in message.content or ()]
+            self.check_alone(self.speaks or bool(self.tools) or any(isinstance(part, MediaPart) for part in parts))
         if self.speaks:
             self._check_spoken()
+        self.check_logprobs(bool(self.logprobs))
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "only with logprobs: true")
         if self.min_tokens is not None and most is not None and self.min_tokens > most:

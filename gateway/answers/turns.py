@@ -13,20 +13,21 @@ from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Tur
 from gateway.errors import ApiError, in_own_terms
 from gateway.pipeline.events import Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
+from quartet.v1 import thinker_pb2
 from services.common.errors import ContextTooLong, TooManyMedia
 
 
-async def count_tokens(gateway: Gateway, job: Job, meter: Meter) -> int:
-    """Tokens of the job's prompt, as the thinker counts them; nothing is written. Raises ApiError or StageError."""
-    start, tokens = job.starts["thinker"], 0
+async def read_prompt(gateway: Gateway, job: Job, meter: Meter) -> thinker_pb2.PromptInfo:
+    """The job's prompt, as the thinker reads it; nothing is written. Raises ApiError or StageError."""
+    start, read = job.starts["thinker"], thinker_pb2.PromptInfo()
     start.count_only = True
     counted = replace(job, starts={"thinker": start})
     async with aclosing(run(gateway.pipeline, [counted], meter.left_s)) as events:
         async for _, event in events:
             if isinstance(event, PromptRead):
-                tokens = event.tokens.prompt_tokens
-    meter.log["prompt_tokens"] = tokens
-    return tokens
+                read = event.tokens
+    meter.log["prompt_tokens"] = read.prompt_tokens
+    return read
 
 
 class Dialog(Protocol):
@@ -113,7 +114,7 @@ class Turns:
             try:
                 with in_own_terms(self._dialog.own_name):
                     job = await self._dialog.job(self._meter.request_id, offers_tools=True, is_first=True)
-                    return await count_tokens(self._gateway, job, self._meter)
+                    return (await read_prompt(self._gateway, job, self._meter)).prompt_tokens
             except ApiError as error:
                 if not self._shortens(error):
                     raise

@@ -16,11 +16,13 @@ import structlog
 from gateway import metrics
 from gateway.answers.video_store import VideoJob, VideoStore
 from gateway.errors import ApiError, from_error
-from gateway.media.encode import MAX_SIDE_PIXELS, VideoFile
-from gateway.pipeline.dit import Misfit, generate, to_numpy
+from gateway.media.encode import LAYOUTS, MAX_SIDE_PIXELS
+from gateway.media.video_file import VideoFile
+from gateway.pipeline.dit import Misfit, Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from quartet.v1 import dit_pb2
+from services.common.engine.process import lower_priority
 from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, Unavailable
 
 Result = TypeVar("Result")
@@ -53,7 +55,7 @@ class VideoJobs:
         self.store, self._settings = store, settings
         self._jobs: dict[str, _VideoTask] = {}
         self._places = asyncio.Semaphore(settings.max_running_videos)  # first come, first served
-        self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file")
+        self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file", lower_priority)
         self._closing = False
 
     async def __aenter__(self) -> "VideoJobs":
@@ -194,7 +196,7 @@ class VideoJobs:
     async def _make(self, job: _VideoTask, media: list[bytes]) -> None:
         video, file, timeout_s = job.video, None, self._settings.video_timeout_s
         try:
-            total = 0
+            total, sound = 0, Pieces()
             async with aclosing(generate(job.stage, job.start, media, timeout_s)) as responses:
                 async for response in responses:
                     match response.WhichOneof("message"):
@@ -204,10 +206,12 @@ class VideoJobs:
                         case "progress":
                             progress = response.progress
                             video.progress = _BEFORE_FILE * progress.step // max(1, progress.num_inference_steps)
+                        case "piece" if response.piece.sample_rate_hz:
+                            sound.add(response.piece)
                         case "piece":
                             frames, total = _frames(response.piece), response.piece.total
                             if file is None:
-                                file = await self._open(video, response.piece.frames_per_second, frames)
+                                file = await self._open(video, response.piece.frames_per_second, frames, sound)
                             await self._in_thread(file.add, frames)
             if file is None or file.frames != total:
                 raise InternalError(f"the stage sent {file.frames if file else 0} of {total} frames")
@@ -217,13 +221,14 @@ class VideoJobs:
                 await self._in_thread(file.abandon)
             raise
 
-    async def _open(self, video: VideoJob, frames_per_second: float, frames: np.ndarray) -> VideoFile:
+    async def _open(self, video: VideoJob, frames_per_second: float, frames: np.ndarray, sound: Pieces) -> VideoFile:
         _, video.height, video.width, _ = frames.shape
         # the model chose the size, or it would have been refused before
         if max(video.width, video.height) > MAX_SIDE_PIXELS["H.264"]:
             raise InvalidInput("width", f"frames of {video.width}x{video.height} are too large for H.264")
         video.frames_per_second = frames_per_second
-        return await self._in_thread(VideoFile, self.store.part(video.id), frames_per_second, video.width, video.height)
+        picture = self.store.part(video.id), frames_per_second, video.width, video.height
+        return await self._in_thread(lambda: VideoFile(*picture, _samples(sound), sound.sample_rate_hz))
 
     def _finish(self, video: VideoJob, file: VideoFile) -> None:
         file.close()
@@ -248,6 +253,17 @@ def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or piece.frames_per_second <= 0:
         raise InternalError(f"the stage sent {frames.shape} {frames.dtype}, not frames of 8 bit")
     return frames
+
+
+def _samples(sound: Pieces) -> np.ndarray | None:
+    """(samples, channels) float32; None: the video is silent. Blocking. Raises InternalError: the stage sent something
+    else."""
+    if not sound.sample_rate_hz:
+        return None
+    samples = sound.array()
+    if samples.dtype != np.float32 or samples.ndim != 2 or samples.shape[1] not in LAYOUTS:
+        raise InternalError(f"the stage sent {samples.shape} {samples.dtype}, not samples of 1 or 2 channels")
+    return samples
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

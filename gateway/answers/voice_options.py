@@ -14,12 +14,14 @@ from gateway.media.fetch import media_errors
 from gateway.media.voice_sample import MAX_BYTES, from_flac, read_sample
 from gateway.validation import Strict
 from quartet.v1 import talker_pb2, tensor_pb2
-from quartet.v1.server_info_pb2 import TalkerInfo
+from quartet.v1.server_info_pb2 import Code2WavInfo, TalkerInfo
 from services.common.text import match_case
 
 Task = Literal["CustomVoice", "VoiceDesign", "Base"]
 MAX_SAMPLE_TEXT_CHARACTERS = 2000  # more than anyone says in 30 s
 _MAX_LISTED_VOICES = 50  # in an error
+# Slow speech has some 10 English letters, or 3 Chinese characters, a second.
+_SLOW_S_PER_BYTE = 0.12
 
 
 class VoiceId(Strict):
@@ -78,6 +80,22 @@ class SpeakPlan:
         self.sample_s = len(samples) / rate_hz
         self.names |= {"voice_sample": names[0], "voice_sample.samples": names[0], "voice_sample.text": names[1]}
         self.log["voice_sample_s"] = round(self.sample_s, 2)
+
+    def most_bytes(self, talker: TalkerInfo, code2wav: Code2WavInfo) -> int:
+        """UTF-8 bytes of a text whose slowest speech fits into the talker's positions and frames. Raises ApiError: 400,
+        no room is left.
+        """
+        text, frames_per_second = self.start.text, code2wav.sample_rate_hz / code2wav.samples_per_frame
+        frames_per_byte = _SLOW_S_PER_BYTE * frames_per_second
+        sample_text = self.names.get("voice_sample.text", "ref_text")
+        before = {"instructions": len(text.instructions.encode()), sample_text: len(text.voice_sample.text.encode())}
+        left = talker.max_context_positions - self.sample_s * frames_per_second - sum(before.values())
+        by_positions = left / (frames_per_byte + 1)  # a byte is a token at most
+        if by_positions < 1 and any(before.values()):
+            longest = max(before, key=lambda name: before[name])
+            raise invalid(longest, "is too long: no room is left for what is to be said")
+        by_frames = talker.max_frames / frames_per_byte if talker.max_frames else by_positions
+        return max(1, int(min(by_positions, by_frames)))
 
 
 async def plan_speech(
@@ -143,7 +161,7 @@ async def _imitate_ref_audio(gateway: Gateway, options: VoiceOptions, talker: Ta
     assert options.ref_audio is not None
     with media_errors("ref_audio"):
         content = await gateway.fetcher.get_or_decode(options.ref_audio, "audio", MAX_BYTES)
-        samples = await asyncio.to_thread(read_sample, content, rate_hz)
+        samples = await gateway.fetcher.decoding.run(read_sample, content, rate_hz)
     text = "" if options.x_vector_only_mode else options.ref_text or ""
     plan.imitate(samples, rate_hz, text, ("ref_audio", "ref_text"))
 

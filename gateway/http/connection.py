@@ -21,7 +21,8 @@ from services.common.errors import QueueFull
 Result = TypeVar("Result")
 CLIENT_CLOSED_REQUEST = 499  # nginx's status, for the log
 DONE = b"data: [DONE]\n\n"  # ends a stream of a chat
-SILENCE_S = 15.0  # in a stream; proxies end one after 60 s of it
+SILENCE_S = 15.0  # of a stream at most; proxies end one after 60 s of it
+_TICKS = 3  # in them; two without a piece are a silence. A time taken at each piece would cost each token
 LAST_WORD_S = 5.0  # beyond the request's time, for a client to read the error that ends its stream
 
 
@@ -125,7 +126,10 @@ class StreamedResponse(Response):
         async with _Body(send, self.raw_headers, self.filler) as body:
             try:
                 async for piece in self._pieces:
-                    await body.send(piece)
+                    body.pieces += 1  # what each piece costs is kept small: this is the path of a token
+                    if body.filling or not body.started:
+                        await body.begin()
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
             except ApiError as error:
                 if not body.started:
                     await refuse(error, scope, receive, send)
@@ -133,44 +137,59 @@ class StreamedResponse(Response):
                 scope.get("state", {}).get("log", {}).update(error.log)
                 if (last := self.last_word(error)) is None:
                     return
-                await body.send(last)
-            await body.send(b"", more=False)
+                await body.begin()
+                await send({"type": "http.response.body", "body": last, "more_body": True})
+            await body.begin()
+            await send({"type": "http.response.body", "body": b""})
 
 
 class _Body:
-    """Sends the status line with the first piece of a body, and `filler` after each `SILENCE_S` without a piece."""
+    """Sends `filler` before a silence lasts `SILENCE_S`, and the status line before it.
+
+    Attributes:
+        pieces: that were there so far.
+        filling: what sends the filler, until the next piece.
+    """
 
     def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]], filler: bytes) -> None:
-        self.started = False
+        self.started, self.pieces, self.filling = False, 0, list[asyncio.Task[None]]()
         self._send, self._headers, self._filler = send, headers, filler
-        self._loop, self._is_sending = asyncio.get_running_loop(), False
-        self._sent_at, self._filling = self._loop.time(), list[asyncio.Task[None]]()
+        self._loop = asyncio.get_running_loop()
 
     async def __aenter__(self) -> Self:
-        self._timer = self._loop.call_later(SILENCE_S, self._fill) if self._filler else None
+        self._timer = self._next(0, 0) if self._filler else None
         return self
 
     async def __aexit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            await cancel(*self._filling)
+            await cancel(*self.filling)
 
-    async def send(self, piece: bytes, more: bool = True) -> None:
-        if self._filling and asyncio.current_task() not in self._filling:
-            await asyncio.gather(*self._filling, return_exceptions=True)  # a lock would cost each piece more
-            self._filling = []
-        self._is_sending, self._sent_at = True, self._loop.time()
+    async def begin(self) -> None:
+        """Waits until the next piece may be sent."""
+        if self.filling:
+            await asyncio.gather(*self.filling, return_exceptions=True)
+            self.filling = []
         if not self.started:
-            self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        await self._send({"type": "http.response.body", "body": piece, "more_body": more})
-        self._is_sending = False
+            await self._start()
 
-    def _fill(self) -> None:
-        left_s = self._sent_at + SILENCE_S - self._loop.time()
-        if left_s <= 0 and not self._is_sending:  # else the client does not read
-            self._filling = [asyncio.create_task(self.send(self._filler))]
-        self._timer = self._loop.call_later(left_s if left_s > 0 else SILENCE_S, self._fill)
+    async def _start(self) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+
+    async def _fill(self) -> None:
+        if not self.started:
+            await self._start()
+        await self._send({"type": "http.response.body", "body": self._filler, "more_body": True})
+
+    def _tick(self, pieces: int, silent_ticks: int) -> None:
+        silent_ticks = silent_ticks + 1 if pieces == self.pieces else 0
+        if silent_ticks >= _TICKS - 1 and all(task.done() for task in self.filling):  # else the client does not read
+            self.filling, silent_ticks = [asyncio.create_task(self._fill())], 0
+        self._timer = self._next(self.pieces, silent_ticks)
+
+    def _next(self, pieces: int, silent_ticks: int) -> asyncio.TimerHandle:
+        return self._loop.call_later(SILENCE_S / _TICKS, self._tick, pieces, silent_ticks)
 
 
 async def drain(events: AsyncGenerator[Any, None]) -> None:

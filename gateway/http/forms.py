@@ -53,12 +53,19 @@ def in_time(http: HTTPConnection, what: str = "the body") -> AbstractAsyncContex
 
 async def read_json(http: Request, model: type[Model]) -> Model:
     """Raises ApiError: 400 naming the member at fault; 408, it takes longer than a request may."""
+    return await parsed(model, await read_body(http), http.state.ignored)
+
+
+async def read_body(http: Request) -> bytearray:
+    """Raises ApiError: 408, it takes longer than a request may."""
+    body = bytearray()  # `http.body()` would keep it beside what is made of it
     async with in_time(http):
-        body = await http.body()
-    return await parsed(model, body, http.state.ignored)
+        async for piece in http.stream():
+            body += piece
+    return body
 
 
-async def parsed(model: type[Model], body: bytes | str, ignored: set[str] | None = None) -> Model:
+async def parsed(model: type[Model], body: bytes | bytearray | str, ignored: set[str] | None = None) -> Model:
     """`ignored` gets the names of members without effect. Raises ApiError: 400 naming the member at fault."""
     if len(body) > _LARGE_BODY_BYTES:
         return await asyncio.to_thread(validated_json, model, body, ignored)

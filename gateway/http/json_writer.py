@@ -1,5 +1,6 @@
 """JSON in UTF-8 without spaces."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -23,6 +24,11 @@ def to_json(value: Any) -> bytes:
 class Json(JSONResponse):
     def render(self, content: Any) -> bytes:
         return to_json(content)
+
+
+async def in_thread(content: Any) -> Json:
+    """The response with `content`, which may have megabytes."""
+    return await asyncio.to_thread(Json, content)
 
 
 def first_page(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from http import HTTPStatus
 from types import MappingProxyType
+from typing import NoReturn
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,9 +23,11 @@ from gateway.access.api_keys import ApiKeys, key_in
 from gateway.access.client_secrets import PREFIX, ClientSecrets, opens, presented_key
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
+from gateway.http.bodies import Bodies, no_room
 from gateway.http.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.http.json_writer import error_response, refuse
 from gateway.page.files import PATHS as PAGE_PATHS
+from gateway.tasks import first, held
 from services.common.telemetry import tracing
 from services.common.telemetry.spans import Span, Spans
 
@@ -187,10 +190,11 @@ class HeadAsGet:
 class BodyLimit:
     """Refuses larger bodies with 413 while it reads them, and drops the rest: the client must read the answer.
 
-    Refuses compressed ones with 415."""
+    Refuses compressed ones with 415. Refuses large ones with 503 if those of all requests are more than `bodies` may
+    hold. Sets `request.state.hold`, which counts what a request holds beside its body."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app, self._max_bytes = app, max_bytes
+    def __init__(self, app: ASGIApp, max_bytes: int, bodies: Bodies) -> None:
+        self._app, self._max_bytes, self._bodies = app, max_bytes, bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -210,13 +214,26 @@ class BodyLimit:
 
         async def receive_limited() -> Message:
             nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
+            message = await (first(receive(), gives_way()) if body.size and body.arrives else receive())
+            size = len(message.get("body", b""))
+            received += size
             if received > self._max_bytes:
                 raise error
+            body.hold(size)
+            body.arrives = body.arrives and message.get("more_body", False)
             return message
 
-        await self._app(scope, receive_limited, send)
+        async def gives_way() -> NoReturn:
+            await body.gives_way.wait()
+            raise no_room()
+
+        state = scope.setdefault("state", {})
+        key = state.get("key")
+        owner = (scope.get("client") or ("",))[0] if key is None else key.name
+        with self._bodies.request(owner) as body:
+            state["hold"] = body.hold
+            held.set(body.hold)
+            await self._app(scope, receive_limited, send)
 
 
 class RequireKey:

@@ -4,6 +4,7 @@ import ipaddress
 import resource
 from asyncio import Transport
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 _OTHER_FILES = 256  # of stages, media, stores and libraries
@@ -66,6 +67,7 @@ class OpenConnections:
         return False
 
 
+@lru_cache(maxsize=4096)
 def _network(address: str) -> bytes:
     ip = ipaddress.ip_address(address.split("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):

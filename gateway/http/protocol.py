@@ -67,6 +67,7 @@ class Protocol(HttpToolsProtocol):
         self._body_began, self._body_bytes = 0.0, 0
         self._stall_timer: asyncio.TimerHandle | None = None
         self._in_head = self._in_body = self._is_socket = False
+        self._running: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -80,6 +81,9 @@ class Protocol(HttpToolsProtocol):
         for timer in (self._head_timer, self._body_timer, self._stall_timer):
             if timer is not None:
                 timer.cancel()
+        if self._running is not None:  # uvicorn tells the last request only, which may wait behind this one
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -183,7 +187,7 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Closes the connection, with an answer unless another one has begun."""
-        if self._is_idle() or not self.cycle.response_started:
+        if self._running is None or self._running.response_complete or not self._running.response_started:
             headers = f"content-type: text/plain\r\ncontent-length: {len(message)}\r\nconnection: close\r\n"
             self.transport.write(STATUS_LINE[status] + f"{headers}\r\n{message}".encode("ascii"))
         self.transport.close()
@@ -199,6 +203,7 @@ class Protocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
         plain: Any = _Unchunked(cycle, app) if cycle.scope["http_version"] == "1.0" else app
         super()._start_asgi_task(cycle, plain)
 

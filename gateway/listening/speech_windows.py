@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gateway.listening.silero import RATE_HZ, STEP, STEP_S, SileroVoiceActivityDetector
-from services.common.media.containers import claimed_s, opened, sound_track
-from services.common.media.sound import read_sound
+from gateway.listening.silero import STEP, STEP_S, SileroVoiceActivityDetector
 
 MAX_WINDOW_S = 30.0
 _HYSTERESIS = 0.15  # below the threshold speech goes on, down to this much
@@ -47,18 +45,6 @@ class SpeechWindow:
     end_s: float
     pcm16: bytes
     speech_probability: float
-
-
-def claimed_length_s(content: bytes) -> float:
-    """Seconds of sound that a file's headers claim; 0 if they claim none. Raises MediaError, as `decoded`."""
-    with opened(content, "audio") as container:
-        return claimed_s(container, sound_track(container), content)
-
-
-def decoded(content: bytes) -> Iterator[bytes]:
-    """Pieces of mono PCM16 at RATE_HZ. Raises MediaError: broken, or without an audio track."""
-    for piece in read_sound(content, RATE_HZ):
-        yield np.rint(piece * 32768.0).clip(-32768, 32767).astype("<i2").tobytes()
 
 
 class WindowFinder:

@@ -1,21 +1,19 @@
-"""Writes audio, image and video files. Blocking: call these in a thread."""
+"""Writes audio and image files. Blocking: call these in a thread."""
 
 import contextlib
 import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fractions import Fraction
-from pathlib import Path
 from typing import Any, Literal
 
 import av
 import numpy as np
 import soundfile
+from av.container import OutputContainer
 from av.error import BlockingIOError as NothingReady
 from av.error import EOFError as NothingLeft
 from av.filter import Graph
-from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 from PIL import Image
 
 BYTES_PER_SAMPLE = 2  # of PCM16
@@ -32,11 +30,7 @@ ImageFormat = Literal["png", "jpeg", "webp"]
 MAX_SIDE_PIXELS = {"png": 2**31 - 1, "jpeg": 65_500, "webp": 16_383, "H.264": 16_384}
 _FULL_COLOUR_FROM = 90  # quality from which a JPEG keeps its colours at full resolution
 
-# Nearly lossless to the eye: keeps the model's detail.
-_X264_OPTIONS = {"crf": "17", "preset": "medium"}
-_MAX_RATE_DENOMINATOR = 1001  # as in 24000/1001
-
-_LAYOUTS = {1: "mono", 2: "stereo"}
+LAYOUTS = {1: "mono", 2: "stereo"}
 _LEAST_TEMPO = 0.5  # of one `atempo`
 
 
@@ -64,6 +58,11 @@ _CODECS = {
 }
 
 
+def to_pcm16(samples: np.ndarray) -> bytes:
+    """Of (samples,) or (samples, channels) float32, clipped to -1 to 1; channels are interleaved."""
+    return np.rint(samples * 32768.0).clip(-32768, 32767).astype("<i2").tobytes()
+
+
 def encode_audio(pcm16: bytes, sample_rate_hz: int, audio_format: str, channels: int = 1) -> bytes:
     """A whole audio file.
 
@@ -80,28 +79,31 @@ def encode_audio(pcm16: bytes, sample_rate_hz: int, audio_format: str, channels:
         soundfile.write(file, samples, sample_rate_hz, format=audio_format, subtype="PCM_16")
     else:
         encoder = _Encoder(file, _CODECS[audio_format], sample_rate_hz, channels)
-        encoder.add(_frame(pcm16, sample_rate_hz, channels))
+        encoder.add(audio_frame(pcm16, sample_rate_hz, channels))
         encoder.close()
     return file.getvalue()
 
 
-class _Encoder:
-    """Writes an audio file to `file`, which need not be seekable."""
+class AudioTrack:
+    """Writes a track of `container`.
+
+    Args:
+        codec: libav's name of its encoder.
+        bit_rate: bits a second and channel; None: lossless.
+    """
 
     def __init__(
-        self, file: Any, codec: _Codec, sample_rate_hz: int, channels: int, options: dict[str, str] | None = None
+        self, container: OutputContainer, codec: str, sample_rate_hz: int, channels: int, bit_rate: int | None
     ) -> None:
-        rates = av.Codec(codec.name, "w").audio_rates or [sample_rate_hz]
+        rates = av.Codec(codec, "w").audio_rates or [sample_rate_hz]
         rate_hz = min((rate for rate in rates if rate >= sample_rate_hz), default=max(rates))  # the lowest lossless one
-        layout = _LAYOUTS[channels]
-        self._container = av.open(file, "w", format=codec.container, options=options)
-        rules: dict[str, Any] = {} if codec.bit_rate is None else {"bit_rate": codec.bit_rate * channels}
-        stream = self._container.add_stream(codec.name, rate=rate_hz, layout=layout, **rules)
+        rules: dict[str, Any] = {} if bit_rate is None else {"bit_rate": bit_rate * channels}
+        self._container, layout = container, LAYOUTS[channels]
+        stream = container.add_stream(codec, rate=rate_hz, layout=layout, **rules)
         assert isinstance(stream, av.AudioStream)
         self._stream, context = stream, stream.codec_context
         context.open()
         self._resampler = av.AudioResampler(context.format, layout, rate_hz, context.frame_size or None)
-        self._container.start_encoding()
 
     def add(self, frame: av.AudioFrame | None) -> None:
         """Appends audio; None flushes the resampler."""
@@ -111,14 +113,32 @@ class _Encoder:
     def close(self) -> None:
         self.add(None)
         self._container.mux(self._stream.encode(None))
+
+
+class _Encoder:
+    """Writes an audio file to `file`, which need not be seekable."""
+
+    def __init__(
+        self, file: Any, codec: _Codec, sample_rate_hz: int, channels: int, options: dict[str, str] | None = None
+    ) -> None:
+        self._container = av.open(file, "w", format=codec.container, options=options)
+        self._track = AudioTrack(self._container, codec.name, sample_rate_hz, channels, codec.bit_rate)
+        self._container.start_encoding()
+
+    def add(self, frame: av.AudioFrame | None) -> None:
+        self._track.add(frame)
+
+    def close(self) -> None:
+        self._track.close()
         self._container.close()
 
 
-def _frame(pcm16: bytes, sample_rate_hz: int, channels: int = 1) -> av.AudioFrame | None:
+def audio_frame(pcm16: bytes, sample_rate_hz: int, channels: int = 1) -> av.AudioFrame | None:
+    """libav's frame of samples, as of `encode_audio`; None: there are none."""
     if not pcm16:
         return None
     samples = np.frombuffer(pcm16, "<i2").reshape(1, -1)
-    frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=_LAYOUTS[channels])
+    frame = av.AudioFrame.from_ndarray(samples, format="s16", layout=LAYOUTS[channels])
     frame.sample_rate = sample_rate_hz
     return frame
 
@@ -160,7 +180,7 @@ class AudioStream:
     def _encoded(self, pcm16: bytes) -> bytes:
         if self._encoder is None:
             return pcm16
-        if (frame := _frame(pcm16, self._sample_rate_hz)) is not None:
+        if (frame := audio_frame(pcm16, self._sample_rate_hz)) is not None:
             self._encoder.add(frame)
         return self._taken()
 
@@ -183,7 +203,7 @@ class Tempo:
         self._graph.link_nodes(source, *filters, pcm16, self._graph.add("abuffersink")).configure()
 
     def add(self, pcm16: bytes) -> bytes:
-        if (frame := _frame(pcm16, self._sample_rate_hz)) is not None:
+        if (frame := audio_frame(pcm16, self._sample_rate_hz)) is not None:
             frame.pts = self._samples
             self._samples += frame.samples
             self._graph.push(frame)
@@ -216,52 +236,3 @@ def encode_image(pixels: np.ndarray, file_format: ImageFormat, quality: int) -> 
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, file_format, **options)
     return file.getvalue()
-
-
-class VideoFile:
-    """An H.264 file in MP4, 4:2:0 in BT.709, whose index comes first: it plays while it loads. Odd sizes, which 4:2:0
-    lacks, get their last column or row twice.
-
-    Args:
-        path: complete only after `close`.
-    """
-
-    def __init__(self, path: Path, frames_per_second: float, width: int, height: int) -> None:
-        self.path, self.width, self.height, self.frames = path, width, height, 0
-        self._container = av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"})
-        rate = Fraction(frames_per_second).limit_denominator(_MAX_RATE_DENOMINATOR)
-        stream = self._container.add_stream("libx264", rate=rate, options=_X264_OPTIONS)
-        assert isinstance(stream, av.VideoStream)
-        self._stream = stream
-        stream.width, stream.height = width + width % 2, height + height % 2
-        stream.pix_fmt = "yuv420p"
-        context = stream.codec_context
-        context.color_range, context.colorspace = ColorRange.MPEG, Colorspace.ITU709
-        context.color_primaries, context.color_trc = ColorPrimaries.BT709, ColorTrc.BT709
-
-    def add(self, frames: np.ndarray) -> None:
-        """Appends (n, height, width, 3) uint8 RGB frames. Raises ValueError: another shape or dtype."""
-        if frames.dtype != np.uint8 or frames.shape[1:] != (self.height, self.width, 3):
-            raise ValueError(f"frames of {frames.shape[1:]} {frames.dtype}, not ({self.height}, {self.width}, 3) uint8")
-        frames = np.pad(frames, ((0, 0), (0, self.height % 2), (0, self.width % 2), (0, 0)), mode="edge")
-        for pixels in frames:
-            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
-            frame = frame.reformat(
-                format="yuv420p",
-                dst_colorspace=Colorspace.ITU709,
-                src_color_range=ColorRange.JPEG,
-                dst_color_range=ColorRange.MPEG,
-            )
-            frame.pts, frame.time_base = self.frames, 1 / Fraction(self._stream.codec_context.framerate)
-            self._container.mux(self._stream.encode(frame))
-            self.frames += 1
-
-    def close(self) -> None:
-        self._container.mux(self._stream.encode(None))
-        self._container.close()
-
-    def abandon(self) -> None:
-        try:
-            self._container.close()
-        finally:
-            self.path.unlink(missing_ok=True)

@@ -12,6 +12,8 @@ from services.common.media.images import open_image
 
 FRAMES_PER_S = 1
 """As vLLM takes them."""
+MAX_FRAMES = 20_000
+"""More than the longest video has by default."""
 
 
 def as_video(frames: Sequence[bytes]) -> bytes:

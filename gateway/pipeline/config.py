@@ -1,6 +1,6 @@
 """Pipeline files."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -33,6 +33,10 @@ class TalkerStage(_Stage):
 
     kind: Literal["talker"]
     source: str | None = Field(None, description="the thinker whose text it speaks; none: the text of each request")
+    reads: Literal["states", "text"] = Field(
+        default="states",
+        description="of its source: token ids and states, of the same checkpoint; or the text, of any other",
+    )
     sampling: TalkerSampling = TalkerSampling()
 
 
@@ -62,10 +66,12 @@ StageConfig = Annotated[
 
 
 class Outputs(Strict):
-    """The stage that each output comes from. `speech` is spoken text; `audio` is made from a prompt."""
+    """The stage that each output comes from. `speech` is spoken text; `audio` is made from a prompt. `transcript` is
+    what is said in a sound: without it, the stage of `text` writes that down, if its model hears."""
 
     text: str | None = None
     speech: str | None = None
+    transcript: str | None = None
     image: str | None = None
     video: str | None = None
     audio: str | None = None
@@ -80,6 +86,10 @@ class PipelineConfig(Strict):
         named = getattr(self.stages[name], "source", None)
         return [named] if isinstance(named, str) else list(named or ())
 
+    def streams(self, name: str) -> list[str]:
+        """The sources whose tensors the stage pulls. The text of others is brought by the gateway."""
+        return [] if getattr(self.stages[name], "reads", None) == "text" else self.sources(name)
+
     def route(self, output: Output) -> list[str]:
         """Names of the stages that make `output`, sources first; maybe none."""
         name = getattr(self.outputs, output)
@@ -87,12 +97,16 @@ class PipelineConfig(Strict):
 
     def chain(self, name: str) -> list[str]:
         """Names of a stage and all before it, sources first. The edges must be checked."""
-        before = [found for source in self.sources(name) for found in self.chain(source)]
+        return self._chain(name, self.sources)
+
+    def _chain(self, name: str, sources: Callable[[str], list[str]]) -> list[str]:
+        before = [found for source in sources(name) for found in self._chain(source, sources)]
         return [*dict.fromkeys(before), name]
 
     def model_stage(self, output: Output) -> str:
         """Name of the stage whose model makes `output`. The pipeline must make it."""
-        return next(name for name in self.route(output) if KINDS[self.stages[name].kind].is_model)
+        chain = self._chain(getattr(self.outputs, output), self.streams)
+        return next(name for name in chain if KINDS[self.stages[name].kind].is_model)
 
     @property
     def made(self) -> list[Output]:
@@ -101,7 +115,7 @@ class PipelineConfig(Strict):
     @property
     def answer(self) -> list[str]:
         """Names of the stages of an answer, written and spoken, sources first."""
-        routes = [self.route(output) for output in self.made if not maker(output).is_diffusion]
+        routes = [self.route(output) for output in ("text", "speech") if getattr(self.outputs, output) is not None]
         return list(dict.fromkeys(name for route in routes for name in route))
 
     @cached_property
@@ -111,6 +125,11 @@ class PipelineConfig(Strict):
     @cached_property
     def talker(self) -> TalkerStage | None:
         return next((stage for name in self.answer if isinstance(stage := self.stages[name], TalkerStage)), None)
+
+    @property
+    def speaks_text(self) -> bool:
+        """Whether the talker speaks the text of a thinker, of which it knows nothing else."""
+        return self.talker is not None and self.talker.reads == "text"
 
 
 def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = None) -> PipelineConfig:
@@ -160,6 +179,9 @@ def _check_edges(source: YamlSource, config: PipelineConfig) -> None:
         # a talker may begin a pipeline, but not beside the thinker that it was to read from
         if not sources and stage.kind == "talker" and kinds.intersection(reads):
             raise source.error(path, f"stages.{name}.source: {_NO_SOURCE}")
+        if not sources and stage.kind == "talker" and stage.reads == "text":
+            where = ("stages", name, "reads")
+            raise source.error(where, f"stages.{name}.reads: says what it takes of its source, and it has none")
         for read in sources:
             if (fault := _edge_fault(config, name, read)) is not None:
                 raise source.error(path, f"stages.{name}.source: {fault}")

@@ -67,7 +67,7 @@ class EventBuffer:
 def _joined(before: Event, event: Event) -> Event | None:
     """None: they do not join, or are too large together."""
     match before, event:
-        case TextDelta(first), TextDelta(second):
+        case TextDelta(first, first_is_plain), TextDelta(second, second_is_plain):
             if first.tool_calls or second.tool_calls or (first.text and second.reasoning):
                 return None
             if len(first.token_ids) >= _MAX_JOINED_TOKENS:
@@ -78,7 +78,7 @@ def _joined(before: Event, event: Event) -> Event | None:
             for delta in (first, second):
                 both.token_ids.extend(delta.token_ids)
                 both.logprobs.extend(delta.logprobs)
-            return TextDelta(both)
+            return TextDelta(both, first_is_plain and second_is_plain)
         case AudioDelta(first), AudioDelta(second) if len(first) + len(second) <= _MAX_JOINED_BYTES:
             return AudioDelta(first + second)
     return None

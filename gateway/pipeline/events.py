@@ -28,8 +28,30 @@ class PromptTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of chosen tokens at positions of the prompt. They precede every TextDelta."""
+
+    scores: thinker_pb2.PromptScores
+
+
+@dataclass(slots=True)  # frozen, each would take twice the time
 class TextDelta:
+    """More of an answer's text.
+
+    Attributes:
+        is_plain: it has neither log-probabilities nor calls. Looking there costs each token: protobuf makes an object.
+    """
+
     delta: thinker_pb2.GenerateDelta
+    is_plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WholeBeam:
+    """An answer of a search, whole; the best comes first."""
+
+    delta: thinker_pb2.GenerateDelta
+    summary: thinker_pb2.GenerateSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +94,4 @@ class Finished:
         return self.summaries.get("code2wav")
 
 
-Event = PromptRead | PromptTokens | TextDelta | TextEnd | CodesDelta | AudioDelta | Finished
+Event = PromptRead | PromptTokens | PromptScores | TextDelta | WholeBeam | TextEnd | CodesDelta | AudioDelta | Finished

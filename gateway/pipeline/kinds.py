@@ -17,7 +17,7 @@ from quartet.v1.talker_pb2_grpc import TalkerServiceStub
 from quartet.v1.thinker_pb2 import GenerateRequest
 from quartet.v1.thinker_pb2_grpc import ThinkerServiceStub
 
-Output = Literal["text", "speech", "image", "video", "audio"]
+Output = Literal["text", "speech", "transcript", "image", "video", "audio"]
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,12 @@ KINDS = {
             ThinkerServiceStub,
             "Generate",
             GenerateRequest,
-            makes=("text",),
+            makes=("text", "transcript"),
             event=thinker_event,
-            # log-probabilities of the prompt come in the call, and must precede the deltas
-            separates_deltas=lambda start: not start.sampling.HasField("prompt_logprobs"),
+            # log-probabilities of the prompt must precede the deltas, and whole vocabularies are large
+            separates_deltas=lambda start: (
+                not start.sampling.HasField("prompt_logprobs") and start.sampling.top_logprobs >= 0
+            ),
             is_model=True,
             caches_prompts=True,
             loads_adapters=True,

@@ -20,6 +20,7 @@ class Pipeline:
         interval_s, timeout_s: time between two health checks of a replica, and longest that one may take.
         resolve_s: time between two look-ups of a name.
         answer: stages that make an answer, sources first.
+        transcript: the stage that writes down speech, if the file names one.
     """
 
     config: PipelineConfig
@@ -30,6 +31,7 @@ class Pipeline:
     channels: Channels = field(default_factory=Channels)
     by_name: dict[str, Stage] = field(default_factory=dict, init=False)
     answer: list[Stage] = field(default_factory=list, init=False)
+    transcript: list[Stage] = field(default_factory=list, init=False)
     _outputs: dict[Output, Stage] = field(default_factory=dict, init=False)
     _watches: list[asyncio.Task[None]] = field(default_factory=list, init=False)
 
@@ -37,10 +39,11 @@ class Pipeline:
         for name, config in self.config.stages.items():
             self.by_name[name] = Stage(name, config, self.resolver, self.channels)
         for name in self.config.stages:
-            for source in self.config.sources(name):
+            for source in self.config.streams(name):
                 self.by_name[name].sources.append(self.by_name[source])
                 self.by_name[source].readers.append(self.by_name[name])
         self.answer = [self.by_name[name] for name in self.config.answer]
+        self.transcript = [self.by_name[name] for name in self.config.route("transcript")]
         self._outputs = {output: self.by_name[self.config.model_stage(output)] for output in self.config.made}
         timing = self.resolve_s, self.interval_s, self.timeout_s
         self._watches = [asyncio.create_task(stage.watch(*timing)) for stage in self.by_name.values()]
@@ -84,7 +87,8 @@ class Pipeline:
     @property
     def has_room(self) -> bool:
         return all(
-            any(replica.serving and not replica.queued for replica in stage.replicas.values()) for stage in self.answer
+            any(replica.serving and not replica.queued for replica in stage.replicas.values())
+            for stage in (*self.answer, *self.transcript)
         )
 
     @property

@@ -2,7 +2,17 @@
 
 from typing import Any
 
-from gateway.pipeline.events import AudioDelta, CodesDelta, Event, PromptRead, PromptTokens, TextDelta, TextEnd
+from gateway.pipeline.events import (
+    AudioDelta,
+    CodesDelta,
+    Event,
+    PromptRead,
+    PromptScores,
+    PromptTokens,
+    TextDelta,
+    TextEnd,
+    WholeBeam,
+)
 from quartet.v1 import code2wav_pb2, talker_pb2, tensor_pb2, thinker_pb2
 
 
@@ -20,8 +30,12 @@ def thinker_event(start: thinker_pb2.GenerateStart, response: thinker_pb2.Genera
             return PromptRead(response.prompt)
         case "prompt_logprobs":
             return PromptTokens(response.prompt_logprobs.tokens)
+        case "prompt_scores":
+            return PromptScores(response.prompt_scores)
         case "delta":
             return TextDelta(response.delta)
+        case "beam":
+            return WholeBeam(response.beam.delta, response.beam.summary)
         case "summary":
             return TextEnd(response.summary)
     return None

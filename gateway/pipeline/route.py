@@ -49,6 +49,7 @@ class Route:
     """
 
     def __init__(self, stages: Sequence[Stage], request_id: str, key: bytes | None = None, lora: str = "") -> None:
+        self.first = stages[0] if stages else None
         self._stages, self._request_id, self._key, self._lora = stages, request_id, key, lora
         self._leases: list[Lease] = []
         self._avoid: set[Replica] = set()

@@ -20,6 +20,7 @@ from gateway.pipeline.places import TakePlace, in_turn
 from gateway.pipeline.response_events import ResponseFault
 from gateway.pipeline.route import LOST, Lease, Route
 from gateway.pipeline.typed_text import TypedText
+from gateway.pipeline.utterances import Utterances, add_summaries, following_starts
 from gateway.tasks import cancel
 from quartet.v1 import code2wav_pb2, talker_pb2, thinker_pb2
 from services.common.errors import DeadlineExceeded, InternalError, InvalidInput, QueueFull, StageError, StageLost
@@ -41,6 +42,8 @@ class Job:
         media: files of the first stage's media that have no data, in their order.
         text: follows the text in the first stage's start message.
         conversation_id: all its turns go to one thinker; "": the prompt's beginning decides.
+        is_transcript: it is for the stage of the output `transcript`, if there is one.
+        utterance_bytes: UTF-8 of the longest text that is spoken at a time, where a talker reads another stage's text.
     """
 
     request_id: str
@@ -48,6 +51,8 @@ class Job:
     media: Sequence[bytes] = ()
     text: TypedText | None = None
     conversation_id: str = ""
+    utterance_bytes: int = 0
+    is_transcript: bool = False
 
 
 def speech(speak: talker_pb2.SpeakStart) -> dict[str, Any]:
@@ -81,8 +86,9 @@ async def run(
     work.add_done_callback(events.wake)
     timer = asyncio.get_running_loop().call_at(deadline, work.cancel)
     try:
-        while not _has_failed(work):  # a failure drops the events that wait
+        while True:
             await events.wait(work.done)
+            # a failure drops the events that wait
             if _has_failed(work) or (event := events.take()) is None:
                 break
             yield event
@@ -103,14 +109,19 @@ class _Answer:
 
     def __init__(self, pipeline: Pipeline, job: Job, index: int, events: EventBuffer, deadline: float) -> None:
         self._job, self._index, self._events, self._deadline = job, index, events, deadline
-        stages = [stage for stage in pipeline.answer if stage.kind in job.starts]
+        able = (pipeline.transcript if job.is_transcript else ()) or pipeline.answer
+        stages = [stage for stage in able if stage.kind in job.starts]
         reader = next((job.starts[stage.kind] for stage in stages if KINDS[stage.kind].caches_prompts), None)
+        self._is_plain = isinstance(reader, thinker_pb2.GenerateStart) and not (
+            reader.tools or reader.sampling.HasField("top_logprobs")
+        )
         key = job.conversation_id.encode() or (None if reader is None else prompt_key(reader, job.media))
         self._route = Route(stages, job.request_id, key, "" if reader is None else reader.lora)
         self._prompt_read = asyncio.Event()  # set when PromptRead is in `events`
         self._has_output = False  # the client may have a part of the answer, which rules out a second attempt
         self._failed = False  # a stage of this attempt has
         self._early: list[thinker_pb2.GenerateDelta] = []  # deltas that came before the prompt was read
+        self._spoken: Utterances | None = None  # what a talker that reads text has of this attempt
 
     async def run(self) -> None:
         while True:
@@ -124,14 +135,49 @@ class _Answer:
                     raise
 
     async def _attempt(self, leases: Sequence[Lease]) -> None:
-        starts = linked_starts(self._job.request_id, self._job.starts, leases)
-        calls = [self._call(lease, starts[lease.stage.kind], lease is leases[0]) for lease in leases]
-        await self._emit(Finished(dict(await gather_or_cancel(calls))))
+        begin = next((i for i, lease in enumerate(leases) if i and lease.stage.reads_text), len(leases))
+        calls = self._calls(self._job.request_id, self._job.starts, leases[:begin], self._job.text)
+        if speaking := leases[begin:]:
+            self._spoken = Utterances(self._job.utterance_bytes)
+            calls.append(self._speak(speaking, self._spoken))
+        summaries: dict[str, Any] = {}
+        for ended in await gather_or_cancel(calls):
+            summaries |= ended
+        await self._emit(Finished(summaries))
 
-    async def _call(self, lease: Lease, start: Any, is_first: bool) -> tuple[str, Any]:
-        """Calls a replica, emits its events, and returns (kind of stage, summary). Raises StageError."""
-        kind = KINDS[lease.stage.kind]
-        call = lease.replica.call(start, self._job.media, self._time_left_s(), self._job.text, self._take_delta)
+    def _calls(
+        self,
+        request_id: str,
+        starts: Mapping[str, Any],
+        leases: Sequence[Lease],
+        text: TypedText | None,
+        *,
+        is_last: bool = True,
+    ) -> list[Coroutine[Any, Any, dict[str, Any]]]:
+        """The calls of stages that pull from each other. `is_last`: after them they need their places no more."""
+        linked = linked_starts(request_id, starts, leases)
+        return [self._call(lease, linked[lease.stage.kind], text, is_last) for lease in leases]
+
+    async def _speak(self, leases: Sequence[Lease], spoken: Utterances) -> dict[str, Any]:
+        """Speaks one utterance after the other. Returns summaries by kind of stage. Raises StageError."""
+        total: dict[str, Any] = {}
+        try:
+            async for number, utterance in spoken:
+                request_id = f"{self._job.request_id}-utterance-{number}" if number else self._job.request_id
+                if (starts := following_starts(self._job.starts, total)) is None:
+                    break
+                for ended in await gather_or_cancel(self._calls(request_id, starts, leases, utterance, is_last=False)):
+                    add_summaries(total, ended)
+        finally:
+            for lease in leases:
+                lease.end()
+        return total
+
+    async def _call(self, lease: Lease, start: Any, text: TypedText | None, is_last: bool) -> dict[str, Any]:
+        """Calls a replica, emits its events, and returns its summary by the kind of stage. Raises StageError."""
+        kind, is_first = KINDS[lease.stage.kind], lease.stage is self._route.first
+        media = self._job.media if is_first else ()
+        call = lease.replica.call(start, media, self._time_left_s(), text, self._take_delta)
         summary = None
         try:
             async for response in call:
@@ -146,10 +192,11 @@ class _Answer:
             raise lease.stage.fault(str(fault)) from None
         finally:
             call.cancel()
-            lease.end()
+            if is_last:
+                lease.end()
         if summary is None:
             raise lease.stage.fault("ended the call without a summary")
-        return kind.name, summary
+        return {kind.name: summary}
 
     async def _emit(self, event: Event, is_first: bool = True) -> None:
         """Sends an event; those of later stages wait for PromptRead."""
@@ -166,6 +213,8 @@ class _Answer:
         if not is_first:
             await self._prompt_read.wait()  # the calls are read side by side: sound may be here first
         self._has_output = True
+        if self._spoken is not None:
+            self._spoken.read(event)
         await self._events.put(self._index, event)
 
     def _take_delta(self, delta: thinker_pb2.GenerateDelta) -> None:
@@ -174,7 +223,10 @@ class _Answer:
             self._early.append(delta)
         elif not self._failed:
             self._has_output = True
-            self._events.put_now(self._index, TextDelta(delta))
+            event = TextDelta(delta, self._is_plain)
+            if self._spoken is not None:
+                self._spoken.read(event)
+            self._events.put_now(self._index, event)
 
     def _time_left_s(self) -> float:
         left_s = self._deadline - asyncio.get_running_loop().time()

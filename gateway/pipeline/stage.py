@@ -22,19 +22,25 @@ from services.common.rpc.channels import Channels
 
 # A replica that is down decides the identity of the others for so long: it may only be restarting.
 HOLD_S = 30.0
+_READS_NO_TEXT = (
+    "refused: its talker speaks what its own thinker writes only, and the pipeline file says `reads: text`; "
+    "start a talker that reads text (reads_text in its info)"
+)
 
 log = structlog.get_logger()
 
 
 def mark_incompatible(
-    replicas: Sequence[Replica], before: Identity | None, sources: Sequence[Replica]
+    replicas: Sequence[Replica], before: Identity | None, sources: Sequence[Replica], *, reads_text: bool = False
 ) -> Identity | None:
     """Sets each replica's `refusal`, and returns the stage's new identity.
 
     The identity `before` stays until no replica with it serves, or was lost less than HOLD_S ago. The most frequent one
-    follows. `sources` are replicas whose checkpoint the stage must have."""
+    follows. `sources` are replicas whose checkpoint the stage must have. `reads_text`: its talkers must."""
     for replica in replicas:
         replica.refusal = next(filter(None, (_misfit(replica, source) for source in sources)), None)
+        if reads_text and replica.info and not replica.info.talker.reads_text:
+            replica.refusal = _READS_NO_TEXT
     fitting = {replica: replica.identity for replica in replicas if replica.identity and replica.refusal is None}
     if before not in [theirs for replica, theirs in fitting.items() if _counts(replica)]:
         healthy = [theirs for replica, theirs in fitting.items() if replica.healthy]
@@ -77,7 +83,8 @@ class Stage:
     Attributes:
         replicas: by address.
         info: of its replicas; None until one was found serving.
-        sources, readers: stages that it reads from, and that read from it.
+        sources, readers: stages whose streams it reads, and that read its own.
+        reads_text: the gateway brings it the text of another stage.
     """
 
     def __init__(
@@ -88,6 +95,7 @@ class Stage:
         channels: Channels | None = None,
     ) -> None:
         self.name, self.kind = name, config.kind
+        self.reads_text = config.kind == "talker" and config.reads == "text"
         self.replicas: dict[str, Replica] = {}
         self.info: server_info_pb2.GetServerInfoResponse | None = None
         self.sources: list[Stage] = []
@@ -235,7 +243,7 @@ class Stage:
         before = {replica: replica.refusal for replica in replicas}
         shared = self.sources if KINDS[self.kind].shares_checkpoint else ()
         sources = [found for source in shared if (found := source.representative) is not None]
-        self._identity = mark_incompatible(replicas, self._identity, sources)
+        self._identity = mark_incompatible(replicas, self._identity, sources, reads_text=self.reads_text)
         for replica, refusal in before.items():
             if replica.refusal and replica.refusal != refusal:
                 log.error("replica refused", name=self.name, address=replica.address, reason=replica.refusal)

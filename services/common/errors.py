@@ -49,6 +49,10 @@ class TooManyMedia(InvalidInput):
     code = "TOO_MANY_MEDIA"
 
 
+class TooManyLogprobs(InvalidInput):
+    code = "TOO_MANY_LOGPROBS"
+
+
 class InvalidMedia(InvalidInput):
     """A file is broken, or breaks a limit."""
 

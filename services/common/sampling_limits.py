@@ -28,3 +28,8 @@ MIN_P = Range(0, 1)
 PENALTY = Range(-2, 2)  # presence and frequency
 REPETITION_PENALTY = Range(0, 10, excludes_least=True)
 TOP_LOGPROBS = Range(0, 20)
+WHOLE_VOCABULARY = -1  # in their place
+MAX_LOGPROBS = 500_000  # of a request: each takes 500 bytes, until all are sent
+MAX_LOGPROB_TOKEN_IDS = 128
+BEAMS = Range(1, 10)  # each takes twice as many alternatives
+LENGTH_PENALTY = Range(-10, 10)

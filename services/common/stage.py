@@ -15,7 +15,7 @@ import grpc
 import structlog
 import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from quartet.v1 import profile_pb2_grpc, server_info_pb2, server_info_pb2_grpc, stream_pb2_grpc
 from services.common import failures, profiles
@@ -24,8 +24,9 @@ from services.common.engine.recorder import TorchRecorder
 from services.common.errors import Unavailable
 from services.common.rpc import tls
 from services.common.rpc.call import Admission
-from services.common.rpc.channels import SERVER_OPTIONS, Channels
+from services.common.rpc.channels import MAX_CALLS, MAX_MESSAGE_BYTES, SERVER_OPTIONS, Channels
 from services.common.rpc.digest import checkpoint_digest, config_digest
+from services.common.rpc.guard import GuardedServer
 from services.common.rpc.settings import StageSettings
 from services.common.rpc.status import abort
 from services.common.stream.consumer import ConsumerTransports, StreamConsumer
@@ -79,7 +80,9 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
     def __init__(self, settings: StageSettings, name: str, service: str, streams: bool = True) -> None:
         self._settings, self._name, self._service = settings, name, service
         self._credentials = tls.load(settings)
-        self.grpc = grpc.aio.server(options=SERVER_OPTIONS)
+        calls = max(MAX_CALLS, 2 * (settings.max_running_requests + settings.max_queued_requests))
+        self._server = grpc.aio.server(options=[*SERVER_OPTIONS, ("grpc.max_concurrent_streams", calls)])
+        self.grpc = GuardedServer(self._server, MAX_MESSAGE_BYTES)
         self.port = 0
         self.admission = Admission(settings.max_running_requests, settings.max_queued_requests, name)
         self.profiles = profiles.Profiles(name, self.admission.spans)
@@ -209,7 +212,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
                 starting.cancel()
                 await self.profiles.close()
                 await self._health.enter_graceful_shutdown()
-                await self.grpc.stop(grace=0.5)
+                await self._server.stop(grace=0.5)
                 await self.consumer.channels.close_all()
                 self._close_transports()
         log.info("stopped")
@@ -218,13 +221,14 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         settings = self._settings
         address = f"{settings.host}:{settings.port}"
         if self._credentials is None:
-            self.port = self.grpc.add_insecure_port(address)
+            self.port = self._server.add_insecure_port(address)
         else:
-            self.port = self.grpc.add_secure_port(address, self._credentials.for_server())
-        reflection.enable_server_reflection(self._listed, self.grpc)
+            self.port = self._server.add_secure_port(address, self._credentials.for_server())
+        listing = reflection.aio.ReflectionServicer(self._listed)  # pyright: ignore[reportAttributeAccessIssue]
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(listing, self.grpc)
         await self._health.set("", SERVING)
         await self._health.set(self._service, NOT_SERVING)
-        await self.grpc.start()
+        await self._server.start()
         if settings.metrics_port is not None:
             serve_operations(settings.host, settings.metrics_port, self._state)
         log.info("listening", address=f"{settings.host}:{self.port}", **settings.model_dump(mode="json"))
@@ -240,7 +244,7 @@ class Stage(server_info_pb2_grpc.ServerInfoServiceServicer):
         log.info("stopped while loading")
         starting.cancel()
         await asyncio.wait({starting}, timeout=CLEAN_UP_S)
-        await self.grpc.stop(grace=0)
+        await self._server.stop(grace=0)
         self._close_transports()
         os._exit(1 if self._stop.exception() else 0)
 

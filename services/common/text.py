@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable
 
+ROLE_NAME = r"[\w.-]{1,64}"
+"""Pattern of a role of one's own. Chat templates write it as it is, so it must not have control tokens."""
 _MAX_CHARACTERS = 1000
 # What messages of libraries have for their own developers: places in a source, objects, and numbers of errors.
 _INSIDES = re.compile(

@@ -38,6 +38,13 @@ class PipelineSettings(StageSettings):
         "default is 96 MB a request",
     )
 
+    decoding_memory_bytes: int = Field(
+        default=1024 * 1024 * 1024,
+        ge=64 * 1024 * 1024,
+        description="memory that a process that decodes pictures may take; a file that needs more is refused",
+    )
+    max_decoding_s: float = Field(default=60.0, gt=0, description="time to decode a picture")
+
     @model_validator(mode="after")
     def _keeps_to_the_painters_size(self) -> Self:
         """The painter has learnt one size; its pipeline's default is eight times as wide."""

@@ -1,17 +1,25 @@
-"""The table of the families of diffusion models. No other file of the two stages names a model."""
+"""What each pipeline class of diffusers makes, and how: found by looking at it, and what a table knows better.
 
-import inspect
+No other file of the two stages names a model.
+"""
+
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import diffusers
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-Media = Literal["image", "video", "sound"]
+from services.diffusion import found
+from services.diffusion.found import Media
 
-# Components of pipelines, by what they do.
+# Components of the pipelines in the table, by what they do.
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "vision_language_encoder")
 DENOISERS = ("transformer", "transformer_2")
+
+_MAX_AUDIO_S = 60.0  # no class says how much it can make
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,14 @@ class BatchRules:
     inert: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
 
 
+NO_BATCHING = BatchRules(rows="")
+"""No argument counts a call's samples: each call runs alone."""
+
+
+def _usual_size(pipe: Any) -> tuple[int, int]:
+    return 1024, 1024  # in the middle of its code
+
+
 def _image_multiple(pipe: Any) -> int:
     return pipe.vae_scale_factor * 2  # latents are packed two by two
 
@@ -62,48 +78,56 @@ def _video_side(pipe: Any) -> int:
     return _video_config(pipe).rope_max_seq_len * _video_multiple(pipe)
 
 
+def _stable_audio_s(pipe: Any) -> float:
+    return pipe.transformer.config.sample_size * pipe.vae.hop_length / pipe.vae.config.sampling_rate
+
+
 @dataclass(frozen=True)
 class Family:
     """One pipeline class of diffusers.
 
     Attributes:
+        listed: whether it is in the table, so that encoders and devices of other processes are known to work.
         media: what it makes.
-        size: default (width, height) in pixels.
+        result, soundtrack: the fields of the pipeline's result that have it, and its sound; empty: it has none.
+        guidance: the argument for `guidance_scale`; empty: there is none.
+        frames, seconds: the argument for a video's or sound's length; empty: there is none.
+        negative: whether it takes `negative_prompt`.
+        images: most pictures it takes itself.
+        needs_image, needs_mask: whether a call without one fails.
+        edit, inpaint: diffusers' classes for that, with the same components.
+        fps: frames a second.
+        size: default (width, height) in pixels, by the loaded pipeline; 0: the pipeline's own, which is not known.
         size_multiple: of width and height, in pixels, by the loaded pipeline.
         max_side: most pixels a side, by the loaded pipeline.
-        guidance: the argument for `guidance_scale`.
-        negative: whether it takes `negative_prompt`.
-        tokenizer: the component that counts a prompt's tokens.
-        max_prompt_tokens: where the pipeline has no `max_sequence_length`.
-        images: most pictures it takes itself.
-        edit, inpaint: diffusers' classes for that, with the same components.
-        scales: whether they bring a picture to the size that is asked for.
+        max_prompt_tokens, max_audio_s: by the loaded pipeline.
+        scales: whether edits bring a picture to the size that is asked for.
         min_steps: fewer make no picture: Qwen-Image's schedule divides by zero.
-        fps: frames a second.
     """
 
-    media: Media = "image"
-    size: tuple[int, int] = (1024, 1024)
-    size_multiple: Callable[[Any], int] = _image_multiple
+    listed: bool
+    media: Media
+    result: str
+    soundtrack: str
+    guidance: str
+    frames: str
+    seconds: str
+    negative: bool
+    images: int
+    needs_image: bool
+    needs_mask: bool
+    edit: str | None
+    inpaint: str | None
+    fps: float
+    size: Callable[[Any], tuple[int, int]] = found.own_size
+    size_multiple: Callable[[Any], int] = found.size_multiple
     max_side: Callable[[Any], int] = lambda pipe: 1 << 16
-    guidance: str = "guidance_scale"
-    negative: bool = True
+    max_prompt_tokens: Callable[[Any], int] = found.max_prompt_tokens
+    max_audio_s: Callable[[Any], float] = lambda pipe: _MAX_AUDIO_S
     default_negative: str | None = None
-    tokenizer: str = "tokenizer"
-    max_prompt_tokens: int = 0
-    images: int = 0
-    needs_image: bool = False
-    edit: str | None = None
-    inpaint: str | None = None
     scales: bool = True
     min_steps: int = 1
-    fps: float = 16.0
-    batching: BatchRules = field(default_factory=BatchRules)
-
-    @property
-    def result(self) -> str:
-        """The field of the pipeline's result."""
-        return {"image": "images", "video": "frames", "sound": "audios"}[self.media]
+    batching: BatchRules = NO_BATCHING
 
 
 def _no_condition_images(kv_caches: Any) -> bool:
@@ -111,65 +135,98 @@ def _no_condition_images(kv_caches: Any) -> bool:
     return all(kv_caches[i].mode is None for i in range(kv_caches.num_layers))
 
 
-_QWEN = Family(
-    guidance="true_cfg_scale",
-    default_negative=" ",  # without one there is no guidance
-    min_steps=2,
-    batching=BatchRules(
+_QWEN: dict[str, Any] = {
+    "size_multiple": _image_multiple,
+    "default_negative": " ",  # without one there is no guidance
+    "min_steps": 2,
+    "batching": BatchRules(
         alike=frozenset({"img_shapes"}), padded={"encoder_hidden_states": "encoder_hidden_states_mask"}
     ),
-)
-_FLUX = Family(negative=False, tokenizer="tokenizer_2", batching=BatchRules(shared=frozenset({"img_ids", "txt_ids"})))
-_FLUX2 = Family(negative=False, images=10, batching=BatchRules(alike=frozenset({"img_ids", "txt_ids"})))
-_WAN = Family("video", (832, 480), _video_multiple, _video_side)
-
-FAMILIES: Mapping[str, Family] = {
-    "QwenImagePipeline": replace(_QWEN, edit="QwenImageImg2ImgPipeline", inpaint="QwenImageInpaintPipeline"),
-    "QwenImageEditPipeline": replace(_QWEN, images=1, needs_image=True, inpaint="QwenImageEditInpaintPipeline"),
-    "QwenImageEditPlusPipeline": replace(_QWEN, images=3, needs_image=True),
-    "ZImagePipeline": Family(
-        max_side=lambda pipe: min(pipe.transformer.config.axes_lens[1:]) * _image_multiple(pipe),
-        edit="ZImageImg2ImgPipeline",
-        inpaint="ZImageInpaintPipeline",
-        scales=False,
-        batching=BatchRules(rows="x", ragged=frozenset({"cap_feats"})),
-    ),
-    "FluxPipeline": replace(_FLUX, edit="FluxImg2ImgPipeline", inpaint="FluxInpaintPipeline"),
-    "FluxKontextPipeline": replace(_FLUX, images=1, inpaint="FluxKontextInpaintPipeline"),
-    "Flux2Pipeline": _FLUX2,
-    "Flux2KleinPipeline": replace(_FLUX2, inpaint="Flux2KleinInpaintPipeline"),
-    "StableDiffusion3Pipeline": Family(
-        size_multiple=_patch_multiple,
-        max_side=lambda pipe: pipe.transformer.config.pos_embed_max_size * _patch_multiple(pipe),
-        tokenizer="tokenizer_3",
-        edit="StableDiffusion3Img2ImgPipeline",
-        inpaint="StableDiffusion3InpaintPipeline",
-    ),
-    # no edits: diffusers 0.42 passes the pictures' features to transformers 5.19 in a shape that it does not take
-    "GlmImagePipeline": Family(
-        size_multiple=_glm_multiple, negative=False, batching=BatchRules(inert={"kv_caches": _no_condition_images})
-    ),
-    "WanPipeline": _WAN,
-    "WanImageToVideoPipeline": replace(_WAN, images=1, needs_image=True),
-    "StableAudioPipeline": Family(
-        "sound",
-        (0, 0),
-        lambda pipe: 1,
-        max_prompt_tokens=128,
-        batching=BatchRules(shared=frozenset({"rotary_embedding"}), expanded=frozenset({"timestep"})),
-    ),
 }
+_FLUX: dict[str, Any] = {
+    "size_multiple": _image_multiple,
+    "negative": False,
+    "batching": BatchRules(shared=frozenset({"img_ids", "txt_ids"})),
+}
+_FLUX2: dict[str, Any] = {
+    "size_multiple": _image_multiple,
+    "images": 10,
+    "batching": BatchRules(alike=frozenset({"img_ids", "txt_ids"})),
+}
+_WAN: dict[str, Any] = {"size_multiple": _video_multiple, "max_side": _video_side, "batching": BatchRules()}
+
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "QwenImagePipeline": _QWEN,
+    "QwenImageEditPipeline": _QWEN,
+    "QwenImageEditPlusPipeline": _QWEN | {"images": 3},
+    "ZImagePipeline": {
+        "size": _usual_size,
+        "size_multiple": _image_multiple,
+        "scales": False,
+        "max_side": lambda pipe: min(pipe.transformer.config.axes_lens[1:]) * _image_multiple(pipe),
+        "batching": BatchRules(rows="x", ragged=frozenset({"cap_feats"})),
+    },
+    "FluxPipeline": _FLUX,
+    "FluxKontextPipeline": _FLUX,
+    "Flux2Pipeline": _FLUX2,
+    "Flux2KleinPipeline": _FLUX2,
+    "StableDiffusion3Pipeline": {
+        "size_multiple": _patch_multiple,
+        "max_side": lambda pipe: pipe.transformer.config.pos_embed_max_size * _patch_multiple(pipe),
+        "batching": BatchRules(),
+    },
+    # no edits: diffusers 0.42 passes the pictures' features to transformers 5.19 in a shape that it does not take
+    "GlmImagePipeline": {
+        "images": 0,
+        "size_multiple": _glm_multiple,
+        "batching": BatchRules(inert={"kv_caches": _no_condition_images}),
+    },
+    "WanPipeline": _WAN,
+    "WanImageToVideoPipeline": _WAN,
+    "StableAudioPipeline": {
+        "max_prompt_tokens": lambda pipe: 128,
+        "max_audio_s": _stable_audio_s,
+        "batching": BatchRules(shared=frozenset({"rotary_embedding"}), expanded=frozenset({"timestep"})),
+    },
+}
+"""Pipeline class -> what is not found by looking, or found wrong."""
 
 
-def family_of(pipeline: DiffusionPipeline) -> Family:
-    """The pipeline's entry. Raises ValueError: it has none."""
-    name = type(pipeline).__name__
-    if name not in FAMILIES:
-        raise ValueError(f"{name} is not served; checkpoints of these pipelines are: {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+def family_of(pipeline: type[DiffusionPipeline]) -> Family:
+    """What is found of the class, and its row instead. Raises ValueError: requests cannot be made into its calls."""
+    name, row = pipeline.__name__, FAMILIES.get(pipeline.__name__)
+    if reason := found.why_not(pipeline):
+        other = found.sibling(name)
+        raise ValueError(
+            f"{name} {reason}; served are classes that make images, video or sound from a prompt, with images and a "
+            f"mask where they take them{f', such as {other}' if other else ''}"
+        )
+    result, parameters = found.result_of(pipeline), found.parameters_of(pipeline)
+    assert result is not None
+    seen = {
+        "media": found.RESULTS[result],
+        "result": result,
+        "soundtrack": found.soundtrack_of(pipeline),
+        "guidance": found.guidance_of(pipeline),
+        "frames": found.first_of(pipeline, found.FRAMES),
+        "seconds": found.first_of(pipeline, found.SECONDS),
+        "negative": "negative_prompt" in parameters,
+        "images": int("image" in parameters),
+        "needs_image": found.needs_picture(pipeline),
+        "needs_mask": "mask_image" in parameters,
+        "edit": found.variant(pipeline, "Img2Img"),
+        "inpaint": found.variant(pipeline, "Inpaint"),
+        "fps": found.frames_per_second(pipeline),
+        "scales": row is not None,
+    }
+    return Family(listed=row is not None, **(seen | dict(row or {})))
 
 
-def default_of(pipeline: type[DiffusionPipeline], argument: str) -> Any:
-    """Default of an argument of the pipeline's call; None if it has none."""
-    parameter = inspect.signature(pipeline.__call__).parameters.get(argument)
-    return None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
+def checkpoint_family(folder: Path) -> Family:
+    """As `family_of`, of a checkpoint, by its index alone. Raises ValueError, too: diffusers lacks its class."""
+    name = json.loads((folder / "model_index.json").read_text()).get("_class_name")
+    cls = getattr(diffusers, name, None) if isinstance(name, str) else None
+    if not isinstance(cls, type) or not issubclass(cls, DiffusionPipeline):
+        have = f"diffusers {diffusers.__version__} has no such pipeline, or lacks a package for it"
+        raise ValueError(f"model_index.json names {name!r}: {have}; code that comes with a checkpoint is not run")
+    return family_of(cls)

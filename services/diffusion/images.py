@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 from quartet.v1 import dit_pb2, media_pb2
 from services.common.errors import InvalidInput, require
 from services.common.media import MediaError, media_errors
-from services.common.media.images import decode_channels, decode_image, open_image
+from services.common.media.calls import Read
+from services.common.media.calls import read as read_here
+from services.common.media.decoders import Decoders
 from services.common.rpc.requests import read_bytes
 from services.diffusion.config import PipelineSettings
 
@@ -42,45 +44,53 @@ async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limi
     return [(field, each.data or await read_bytes(field, each.size_bytes, requests)) for field, each in media]
 
 
-def decode_files(files: Files, limits: PipelineSettings) -> "tuple[list[Image], Image | None]":
+async def decode_apart(
+    files: Files, limits: PipelineSettings, decoders: Decoders
+) -> "tuple[list[Image], Image | None]":
+    """`decode_files` in a process, which ends when this is cancelled."""
+    return await decoders.run(None, decode_files, files, limits) if files else ([], None)
+
+
+def decode_files(files: Files, limits: PipelineSettings, read: Read = read_here) -> "tuple[list[Image], Image | None]":
     """(pictures, mask), as `services.common.media.images` decodes them. Raises InvalidMedia, which names the field."""
+    from PIL import Image
+
     most = limits.max_request_image_pixels
-    _check_sizes(files, most)
-    pictures: list[Image] = []
+    _check_sizes(files, most, read)
+    pictures: list[Image.Image] = []
     mask = None
     for field, data in files:
         with media_errors(field):
             if field == _MASK_FIELD:
-                mask = decode_mask(data, pictures[0], most)
+                mask = decode_mask(data, pictures[0], most, read)
             else:
-                pictures.append(decode_image(data, most))
+                (pixels,) = read("image", data, most)
+                pictures.append(Image.fromarray(pixels))
     return pictures, mask
 
 
-def decode_mask(data: bytes, of: "Image", max_pixels: int) -> "Image":
-    """The mask of `of` in grey: white where the file is transparent, or without alpha channel where it is white.
+def decode_mask(data: bytes, of: "Image", max_pixels: int, read: Read = read_here) -> "Image":
+    """The mask of `of` in grey: see `services.common.media.images`.
 
     Raises:
         MediaError: no picture, or another size.
     """
-    from PIL import ImageOps
+    from PIL import Image
 
-    mask = decode_channels(data, max_pixels)
+    (pixels,) = read("mask", data, max_pixels)
+    mask = Image.fromarray(pixels)
     if mask.size != of.size:
         sizes = f"{mask.size[0]} x {mask.size[1]}, the picture {of.size[0]} x {of.size[1]}"
         raise MediaError(f"is {sizes}; they must be the same")
-    if mask.has_transparency_data:
-        return ImageOps.invert(mask.convert("RGBA").getchannel("A"))
-    return mask.convert("L")
+    return mask
 
 
-def _check_sizes(files: Files, max_pixels: int) -> None:
+def _check_sizes(files: Files, max_pixels: int, read: Read) -> None:
     """Checks sizes by the files' headers. Raises InvalidMedia."""
     pixels = 0
     for field, data in files:
         with media_errors(field):
-            with open_image(data, max_pixels) as image:
-                width, height = image.size
+            ((width, height),) = read("image_size", data, max_pixels)
             pixels += width * height
             if pixels > max_pixels:
                 raise MediaError(f"is {width} x {height}; a request's pictures may have {max_pixels} pixels together")

@@ -1,17 +1,21 @@
 """What the loaded model takes and makes, as ServerInfo says."""
 
-from typing import Any
+import math
 
 from quartet.v1 import dit_pb2, server_info_pb2
+from services.diffusion import found
+from services.diffusion.arguments import described
 from services.diffusion.config import PipelineSettings
-from services.diffusion.families import default_of
+from services.diffusion.found import default_of, parameters_of
 from services.diffusion.pipelines import Pipelines
 from services.diffusion.request import OutputSpec, resolve
 
 _MAX_SIDE = 8192  # pixels, where the model takes that many
 _WARM_UP_SIDES = 4  # of the warm-up's output, in multiples of what sizes are multiples of
 _WARM_UP_STEPS = 2
+_USUAL_STEPS = 50  # where a class says none
 _DEFAULT_AUDIO_S = 10.0
+_WARM_UP_AUDIO_S = 1.0
 
 _OWN_TASKS = {
     ("image", False): dit_pb2.DIT_TASK_TEXT_TO_IMAGE,
@@ -27,34 +31,42 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
     """What requests are checked against. Raises ValueError, which names a setting that does not fit."""
     family, pipe = models.family, models.pipeline
     call, size, guidance = type(pipe), settings.default_size, settings.default_guidance_scale
-    width, height = map(int, size.split("x")) if size else _own_size(pipe, family.size)
+    width, height = map(int, size.split("x")) if size else family.size(pipe)
+    if guidance is None:
+        guidance = default_of(call, family.guidance) or 0
+    elif not family.guidance:
+        raise ValueError(f"default_guidance_scale: {call.__name__} takes no guidance; leave it out")
     info = server_info_pb2.DitInfo(
         tasks=_tasks(models),
         pipeline=call.__name__,
         default_width=width,
         default_height=height,
-        size_multiple=family.size_multiple(pipe),
+        size_multiple=family.size_multiple(pipe) if size else math.gcd(family.size_multiple(pipe), width, height),
         max_side=min(_MAX_SIDE, family.max_side(pipe)),
         default_inference_steps=settings.default_inference_steps
-        or min(default_of(call, "num_inference_steps"), settings.max_inference_steps),
-        default_guidance_scale=default_of(call, family.guidance) if guidance is None else guidance,
+        or min(default_of(call, "num_inference_steps") or _USUAL_STEPS, settings.max_inference_steps),
+        default_guidance_scale=guidance,
         negative_prompt=family.negative,
-        max_prompt_tokens=default_of(call, "max_sequence_length") or family.max_prompt_tokens,
+        max_prompt_tokens=family.max_prompt_tokens(pipe),
         max_images=family.images or int(bool(models.pipelines)),
         mask="inpaint" in models.pipelines,
+        denoisers=found.denoisers(pipe),
+        arguments=[server_info_pb2.DitArgument(**facts) for facts in described(call)],
+        without_previews=not family.listed,
         **settings.model_dump(include={"max_pixels", "max_inference_steps", "max_count"}),
     )
     if family.media == "video":
-        multiple = pipe.vae_scale_factor_temporal
+        multiple = found.frames_multiple(pipe)
         info.frames_multiple, info.max_frames = multiple, (settings.max_frames - 1) // multiple * multiple + 1
-        info.default_frames = min(default_of(call, "num_frames"), info.max_frames)
+        info.default_frames = min(found.own_frames(pipe, family.frames), info.max_frames)
         info.max_video_pixels = settings.max_video_pixels
         info.frames_per_second = family.fps
+        if family.soundtrack:
+            info.soundtrack_rate_hz = found.sample_rate_hz(pipe)
     if family.media == "sound":
-        vae = pipe.vae
-        info.max_audio_s = pipe.transformer.config.sample_size * vae.hop_length / vae.config.sampling_rate
-        info.default_audio_s = min(_DEFAULT_AUDIO_S, info.max_audio_s)
-        info.sample_rate_hz = vae.config.sampling_rate
+        info.sample_rate_hz = found.sample_rate_hz(pipe)
+        info.max_audio_s = family.max_audio_s(pipe)
+        info.default_audio_s = min(default_of(call, family.seconds) or _DEFAULT_AUDIO_S, info.max_audio_s)
     _check_settings(info)
     return info
 
@@ -84,22 +96,23 @@ def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
     return [own, dit_pb2.DIT_TASK_IMAGE_EDIT] if "edit" in models.pipelines else [own]
 
 
-def _own_size(pipe: Any, size: tuple[int, int]) -> tuple[int, int]:
-    """The pipeline's own default, where it has one: a checkpoint may be smaller than its family."""
-    side = getattr(pipe, "default_sample_size", None)
-    return (side * pipe.vae_scale_factor,) * 2 if isinstance(side, int) else size
-
-
-def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo) -> OutputSpec:
-    """A small output of few steps, from a grey picture where the family needs one."""
+def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int = 0) -> OutputSpec:
+    """A small output of few steps, from a grey picture where the family needs one. Those of other numbers have another
+    prompt and seed, and two steps more each."""
     from PIL import Image
 
-    side = _warm_up_side(info)
-    start = dit_pb2.DitStart(prompt="warm-up", seed=0, width=side, height=side, num_inference_steps=_WARM_UP_STEPS)
+    side, family = _warm_up_side(info), models.family
+    start = dit_pb2.DitStart(prompt="warm-up" * (number + 1), seed=number)
+    start.num_inference_steps = _WARM_UP_STEPS * (number + 1)
+    if family.needs_image or "width" in parameters_of(type(models.pipeline)):
+        start.width = start.height = side
     if info.frames_multiple:
         start.num_frames = info.frames_multiple + 1
-    images = [Image.new("RGB", (side, side), "gray")] if models.family.needs_image else []
-    return resolve(start, images, None, models, info)[0]
+    if info.sample_rate_hz and not family.listed:
+        start.audio_s = min(_WARM_UP_AUDIO_S, info.max_audio_s)
+    images = [Image.new("RGB", (side, side), "gray")] if family.needs_image else []
+    mask = Image.new("L", (side, side), "white") if family.needs_mask else None
+    return resolve(start, images, mask, models, info)[0]
 
 
 def _warm_up_side(info: server_info_pb2.DitInfo) -> int:

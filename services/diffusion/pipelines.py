@@ -18,14 +18,18 @@ import diffusers
 import structlog
 import torch
 from accelerate import init_empty_weights
+from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import logging as diffusers_logging
 from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
 from services.common.errors import InternalError, InvalidInput, QueueFull, StageError
+from services.common.revisions import parted
+from services.diffusion import found
 from services.diffusion.conditioning import Conditioning
-from services.diffusion.families import DENOISERS, family_of
+from services.diffusion.families import family_of
 
 log = structlog.get_logger()
 
@@ -48,20 +52,33 @@ def find_checkpoint(model: str) -> Path:
             raise ValueError(f"{model} has no model_index.json: it is no diffusers checkpoint")
         return Path(model)
     try:
-        return Path(DiffusionPipeline.download(model))
+        name, revision = parted(model)
+        return Path(DiffusionPipeline.download(name, revision=revision))
     except (OSError, ValueError) as error:
         raise ValueError(f"{model} is neither a directory nor a diffusers model on the hub: {error}") from None
 
 
 def checkpoint_dtype(folder: Path, requested: str) -> torch.dtype:
-    """`requested`, or what the transformer's weights are stored in."""
+    """`requested`, or what the weights of the first denoiser are stored in."""
     if requested != "auto":
         return getattr(torch, requested)
-    files = [file for name in DENOISERS for file in sorted((folder / name).glob("*.safetensors"))]
+    files = [file for name in denoisers_in(folder) for file in sorted((folder / name).glob("*.safetensors"))]
     if not files:
         return torch.float32
     with safe_open(files[0], framework="pt") as weights:
         return weights.get_slice(next(iter(weights.keys())))[:1].dtype
+
+
+def denoisers_in(folder: Path) -> list[str]:
+    """Components of the checkpoint that are called at each step."""
+    index = json.loads((folder / "model_index.json").read_text())
+    classes: dict[str, Any] = {}
+    for name, entry in index.items():
+        with contextlib.suppress(
+            ImportError, AttributeError, TypeError
+        ):  # other settings, and code of the checkpoint's
+            classes[name] = _class(*entry)
+    return [name for name, cls in classes.items() if inspect.isclass(cls) and found.is_denoiser(cls)]
 
 
 class Pipelines:
@@ -80,15 +97,17 @@ class Pipelines:
         self.pipeline: Any = pipeline
         # Read once: diffusers walks all modules for it, which is milliseconds, too long for every step.
         self.device: torch.device = self.pipeline._execution_device
-        self.family = family_of(pipeline)
+        self.family = family_of(type(pipeline))
         # One of its own: a fast tokenizer's padding is state, which the pipelines set in the engine's thread.
-        self._counter: Any = copy.deepcopy(getattr(pipeline, self.family.tokenizer, None))
+        self._counter: Any = copy.deepcopy(found.tokenizer_of(pipeline))
         self._counting = threading.Lock()
         edits_too = self.family.images and not self.family.needs_image
         self.pipelines: dict[str, Any] = {"edit": pipeline} if edits_too else {}
+        if self.family.needs_mask:
+            self.pipelines["inpaint"] = pipeline
         for task, name in (("edit", self.family.edit), ("inpaint", self.family.inpaint)):
-            if name is not None:
-                self.pipelines[task] = _variant(self.pipeline, name)
+            if name is not None and (made := _variant(self.pipeline, name)) is not None:
+                self.pipelines[task] = made
 
     def for_request(self, edits: bool, masked: bool) -> DiffusionPipeline:
         """The pipeline for a request with pictures, and with a mask, or without."""
@@ -100,11 +119,15 @@ class Pipelines:
             return len(self._counter(text).input_ids) if self._counter is not None else 0
 
 
-def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
-    """A pipeline of class `name` with the same models, not copies."""
+def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline | None:
+    """A pipeline of class `name` with the same models, not copies, and settings; None: it needs further models."""
     cls: type[DiffusionPipeline] = getattr(diffusers, name)
     wanted = inspect.signature(cls.__init__).parameters
-    made = cls(**{key: value for key, value in pipeline.components.items() if key in wanted})
+    settings = {key: value for key, value in pipeline.config.items() if not isinstance(value, (list, tuple))}
+    given = {key: value for key, value in (settings | pipeline.components).items() if key in wanted}
+    if any(key not in (*given, "self") and each.default is each.empty for key, each in wanted.items()):
+        return None
+    made = cls(**given)
     if type(pipeline) is not getattr(diffusers, type(pipeline).__name__):  # some models have no weights
         run_on(made, pipeline._execution_device)
     return made
@@ -114,22 +137,38 @@ def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline:
 def own_view(
     pipeline: DiffusionPipeline, conditioning: Conditioning, prepare: Callable[[Any], None] = lambda scheduler: None
 ) -> Iterator[Any]:
-    """`pipeline` for one call: the same models, results of encoders from `conditioning`, a scheduler of its own, which
-    `prepare` gets. It is emptied afterwards, as it refers to itself."""
-    copied: Any = copy.copy(pipeline)
-    scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config)  # type: ignore[attr-defined]
-    prepare(scheduler)
-    vars(copied).update(
-        scheduler=scheduler,
-        _progress_bar_config={"disable": True},
-        maybe_free_model_hooks=lambda: None,  # it resets what other calls are using
-    )
-    conditioning.attach(copied)
+    """`pipeline` for one call: the same models, schedulers of its own, which `prepare` gets, and for a pipeline of the
+    table results of encoders from `conditioning`. It is emptied afterwards, as it refers to itself."""
+    own: dict[int, Any] = {}
+    copied = _copy(pipeline, own)
+    for part in own.values():
+        if isinstance(part, SchedulerMixin):
+            prepare(part)
+    if family_of(type(pipeline)).listed:  # of others it is not known that the seed changes no encoding
+        conditioning.attach(copied)
     try:
         yield copied
     finally:
-        vars(copied).clear()
-        vars(scheduler).clear()
+        for part in own.values():
+            vars(part).clear()
+
+
+def _copy(pipeline: DiffusionPipeline, own: dict[int, Any]) -> Any:
+    """`pipeline` with the same models, and with all anew that changes during a call: schedulers, guiders, pipelines
+    within it. `own` has what is new, by the original's id."""
+    copied: Any = own.setdefault(id(pipeline), copy.copy(pipeline))
+    part: Any
+    for name, part in vars(pipeline).items():
+        if isinstance(part, (SchedulerMixin, BaseGuidance)) and id(part) not in own:
+            own[id(part)] = type(part).from_config(part.config)  # type: ignore[attr-defined]
+        elif isinstance(part, DiffusionPipeline) and id(part) not in own:
+            _copy(part, own)
+        vars(copied)[name] = own.get(id(part), part)
+    vars(copied).update(
+        _progress_bar_config={"disable": True},
+        maybe_free_model_hooks=lambda: None,  # it resets what other calls are using
+    )
+    return copied
 
 
 def explain(error: Exception) -> StageError:

@@ -10,8 +10,9 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InvalidInput, require
+from services.diffusion.arguments import parse
 from services.diffusion.conditioning import Conditioning
-from services.diffusion.families import default_of
+from services.diffusion.found import default_of, parameters_of
 from services.diffusion.pipelines import Pipelines
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ MAX_PREVIEWS = 10
 MAX_GUIDANCE_SCALE = 1000.0
 MAX_PROGRESS_INTERVAL_MS = 60_000
 MAX_LORA_WEIGHT = 100.0
+MAX_PROMPT_CHARACTERS = 65_536
+MOST_OF_A_TOKEN = 64  # characters: a prompt with more for each of its tokens is not tokenized
 MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
 _SEEDS = 1 << 64
 _LANCZOS = 1  # PIL's filter, and that of diffusers
@@ -34,7 +37,8 @@ class OutputSpec:
         pipeline: shared by all outputs of its kind.
         arguments: of its call, without generator, output type and callbacks.
         seed: of the noise.
-        result: the field of the pipeline's result: "images", "frames" or "audios".
+        result: the field of the pipeline's result; `sound`: whether it is sound.
+        soundtrack: the field of a video's sound; empty: it has none.
         conditioning: what is known of the prompt; the rest will be kept there.
         loras: (adapter, weight), sorted; the others are off.
         preview_steps: after which steps (from 1) a preview is made.
@@ -46,6 +50,8 @@ class OutputSpec:
     arguments: Mapping[str, Any]
     seed: int
     result: str
+    sound: bool
+    soundtrack: str
     conditioning: Conditioning
     loras: tuple[tuple[str, float], ...]
     preview_steps: frozenset[int]
@@ -59,6 +65,9 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     Raises:
         InvalidInput: names the field.
     """
+    most = min(MAX_PROMPT_CHARACTERS, MOST_OF_A_TOKEN * info.max_prompt_tokens or MAX_PROMPT_CHARACTERS)
+    for field, text in (("prompt", start.prompt), ("negative_prompt", start.negative_prompt)):
+        require(len(text) <= most, field, f"has {len(text)} characters; at most {most} are read: shorten it")
     require(start.prompt.strip(), "prompt", "is required")
     if start.HasField("negative_prompt") and not info.negative_prompt:
         raise InvalidInput("negative_prompt", f"{info.pipeline} takes none; leave it out")
@@ -81,6 +90,7 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     steps = start.num_inference_steps or info.default_inference_steps
     if start.previews and (info.frames_multiple or info.sample_rate_hz):
         raise InvalidInput("previews", "only pictures have previews; leave it out")
+    require(not (start.previews and info.without_previews), "previews", f"{info.pipeline} has none; leave it out")
     if start.previews > min(MAX_PREVIEWS, steps - 1):
         raise InvalidInput("previews", f"must be at most {min(MAX_PREVIEWS, steps - 1)}, fewer than the steps")
     return task
@@ -97,6 +107,7 @@ def _check_images(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> Non
 
 def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
     name = dit_pb2.DitTask.Name
+    require(start.task in dit_pb2.DitTask.values(), "task", f"{start.task} is not a DitTask")
     takes_images = (dit_pb2.DIT_TASK_IMAGE_EDIT, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
     if start.task and start.task not in info.tasks:
         known = ", ".join(name(task) for task in info.tasks)
@@ -176,16 +187,22 @@ def resolve(
     """
     _check_prompt(start, pipelines, info)
     pipeline = pipelines.for_request(edits=bool(images), masked=mask is not None)
+    family, further = pipelines.family, parse(start.arguments, type(pipeline), info.max_inference_steps)
+    require(mask is not None or not family.needs_mask, "mask", f"{info.pipeline} needs one")
     arguments = _arguments(start, pipelines, info)
-    arguments |= _size(start, info, images, follows_picture=pipeline is pipelines.pipeline)
+    arguments |= _size(start, info, images, follows_picture=family.listed and pipeline is pipelines.pipeline)
     if images:
-        several = pipeline is pipelines.pipeline and pipelines.family.images > 1
-        if not pipelines.family.scales:
+        several = pipeline is pipelines.pipeline and family.images > 1
+        if not family.scales and arguments.get("width"):
             images = [images[0].resize((arguments["width"], arguments["height"]), _LANCZOS)]
         arguments["image"] = list(images) if several else images[0]
     if mask is not None:
         arguments["mask_image"] = mask
-    steps = _denoising_steps(start, pipelines, pipeline, arguments["num_inference_steps"])
+    taken = parameters_of(type(pipeline))
+    if start.width and "width" not in taken and not images:
+        raise InvalidInput("width", f"{info.pipeline} takes no size; leave width and height out")
+    arguments = {name: value for name, value in arguments.items() if name in taken} | further
+    steps = _denoising_steps(start, pipelines, pipeline, arguments)
     seed, count = start.seed if start.HasField("seed") else secrets.randbits(32), start.count or 1
     first, *others = given or [Conditioning()]
     conditionings = [first, *(others or (first.for_another_seed() for _ in range(1, count)))]
@@ -194,7 +211,9 @@ def resolve(
             pipeline,
             arguments,
             (seed + i) % _SEEDS,
-            pipelines.family.result,
+            family.result,
+            family.media == "sound",
+            family.soundtrack,
             conditionings[i],
             loras=tuple(sorted((lora.name, lora.weight) for lora in start.loras)),
             preview_steps=_preview_steps(start.previews, steps),
@@ -205,15 +224,18 @@ def resolve(
     ]
 
 
-def _denoising_steps(start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: DiffusionPipeline, requested: int) -> int:
-    """Steps that an output takes, of `requested`."""
+def _denoising_steps(
+    start: dit_pb2.DitStart, pipelines: Pipelines, pipeline: DiffusionPipeline, arguments: Mapping[str, Any]
+) -> int:
+    """Steps that an output takes, of those requested."""
+    requested: int = arguments["num_inference_steps"]
     if requested < pipelines.family.min_steps:
         raise InvalidInput("num_inference_steps", f"must be at least {pipelines.family.min_steps} for this model")
-    strength = default_of(type(pipeline), "strength")
+    strength = arguments.get("strength", default_of(type(pipeline), "strength"))
     if strength is None:
         return requested
     steps = min(requested, int(requested * strength))  # an edit noises the picture, and leaves the first steps out
-    require(steps, "num_inference_steps", "is too few for an edit; take at least 2")
+    require(steps > 0, "num_inference_steps", "is too few for an edit; take at least 2")
     require(start.previews < steps, "previews", f"must be fewer than the {steps} steps that this edit takes")
     return steps
 
@@ -237,15 +259,19 @@ def _arguments(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_info_
     arguments: dict[str, Any] = {
         "prompt": start.prompt,
         "num_inference_steps": start.num_inference_steps or info.default_inference_steps,
-        family.guidance: start.guidance_scale if start.HasField("guidance_scale") else info.default_guidance_scale,
     }
-    if family.negative:
-        is_set = start.HasField("negative_prompt")
-        arguments["negative_prompt"] = start.negative_prompt if is_set else family.default_negative
-    if family.media == "video":
-        arguments["num_frames"] = start.num_frames or info.default_frames
-    if family.media == "sound":
-        arguments["audio_end_in_s"] = start.audio_s or info.default_audio_s
+    if start.HasField("guidance_scale"):
+        require(family.guidance, "guidance_scale", f"{info.pipeline} takes none; leave it out")
+        arguments[family.guidance] = start.guidance_scale
+    elif info.default_guidance_scale or default_of(type(pipelines.pipeline), family.guidance) is not None:
+        arguments[family.guidance] = info.default_guidance_scale
+    if start.HasField("negative_prompt") or family.default_negative is not None:
+        given = start.HasField("negative_prompt")
+        arguments["negative_prompt"] = start.negative_prompt if given else family.default_negative
+    if frames := start.num_frames or info.default_frames:
+        arguments[family.frames] = frames
+    if seconds := start.audio_s or info.default_audio_s:
+        arguments[family.seconds] = seconds
     return arguments
 
 
@@ -257,8 +283,8 @@ def _size(
         return {}
     if start.width:
         return {"width": start.width, "height": start.height}
-    if not images or info.frames_multiple:
-        return {"width": info.default_width, "height": info.default_height}
+    if not images or info.frames_multiple:  # a class whose size is not known takes its own
+        return {"width": info.default_width, "height": info.default_height} if info.default_width else {}
     if follows_picture:
         return {}
     width, height = images[0].size

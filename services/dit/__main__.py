@@ -6,9 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
+from google.protobuf.json_format import MessageToDict
 
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.engine.process import keep_freed_memory
+from services.common.errors import StageError
 from services.common.stage import Stage, main
 from services.diffusion.model_info import warm_up_output
 from services.diffusion.pipelines import silence_libraries
@@ -28,6 +30,7 @@ async def serve(stage: Stage, settings: DitSettings) -> None:
     """Runs the stage until it is told to stop."""
     servicer = DitServicer(stage.admission, stage.consumer, settings)
     dit_pb2_grpc.add_DitServiceServicer_to_server(servicer, stage.grpc)
+    stage.resources.callback(servicer.decoders.close)
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
         engine = await stage.load(asyncio.to_thread(start_engine, settings, stage.fatal))
@@ -63,15 +66,27 @@ def _load_models(settings: DitSettings) -> Models:
 
 
 def warm_up(engine: DitEngine) -> None:
-    """Makes one small output, unless prompts come encoded. Blocks.
+    """Makes one small output, unless prompts come encoded; of a pipeline that no row is about two, alone and in turns.
+    Blocks.
 
     Raises:
         StageError: it failed.
+        ValueError: that of a pipeline without a row failed, or the pipeline cannot be served.
         TimeoutError: it took too long.
     """
     info = engine.models.info
     log.info("loaded", pipeline=info.pipeline, tasks=[dit_pb2.DitTask.Name(task) for task in info.tasks])
     if info.needs_source:
+        return
+    if not engine.models.family.listed:
+        found = MessageToDict(info, preserving_proto_field_name=True)
+        found["arguments"] = [each.name for each in info.arguments]
+        log.info("served by what the pipeline says of itself: no row is about its class", **found)
+        try:
+            reason = engine.check_turns([warm_up_output(engine.models, info, number) for number in (0, 1)])
+        except StageError as error:
+            raise ValueError(f"{info.pipeline} is not served: no small output of it can be made: {error}") from error
+        log.info("checked two outputs alone and in turns", equal=not reason, one_at_a_time=reason)
         return
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     engine.submit(warm_up_output(engine.models, info), events.put)

@@ -5,6 +5,7 @@ which runs such calls of several pipelines as one.
 """
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
@@ -15,7 +16,8 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from greenlet import getcurrent, greenlet
 
-from services.diffusion.families import DENOISERS, BatchRules, family_of
+from services.diffusion.families import BatchRules, family_of
+from services.diffusion.found import denoisers
 from services.diffusion.pipelines import PipelineStopped
 from services.dit.batching import DECODE_RULES, Arguments, Unbatchable, content, key_of, samples_of
 
@@ -103,15 +105,14 @@ class PipelineTask(greenlet):
 def install(pipeline: DiffusionPipeline) -> None:
     """Makes pipelines stop at the models of `pipeline`. Offloading, caches, compilation and parallelism, which replace
     the models' functions, come before. Calls from outside of a `PipelineTask` are not stopped."""
-    rules = family_of(pipeline).batching
-    for name in DENOISERS:
-        module: Any = getattr(pipeline, name, None)
-        if module is not None:
-            module.forward = _stopping(BatchPoint(name, module.forward, rules), denoises=True)
-            if hasattr(module, "cache_context"):
-                module.cache_context = _record_context(module.cache_context)
+    family = family_of(type(pipeline))
+    module: Any
+    for name, module in denoisers(pipeline).items():
+        module.forward = _stopping(BatchPoint(name, module.forward, family.batching), denoises=True)
+        if hasattr(module, "cache_context"):
+            module.cache_context = _record_context(module.cache_context)
     vae = getattr(pipeline, "vae", None)
-    if vae is not None:
+    if vae is not None and family.listed:  # others may pass what no rule is about
         vae.decode = _stopping(BatchPoint("vae.decode", _plain_decode(vae.decode), DECODE_RULES), denoises=False)
 
 
@@ -125,6 +126,7 @@ def _plain_decode(decode: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _stopping(point: BatchPoint, denoises: bool) -> Callable[..., Any]:
+    @functools.wraps(point.function)  # pipelines look at its signature
     def call(*args: Any, **kwargs: Any) -> Any:
         task = getcurrent()
         if not isinstance(task, PipelineTask):

@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
@@ -19,6 +19,7 @@ from services.dit.config import DitSettings
 from services.dit.coroutine import install
 from services.dit.models import Models, ModelsLost
 from services.dit.output import Done, Encoded, Event, Failed, Output, Started
+from services.dit.turns import TurnsCheck
 
 RUNNING = Gauge("quartet_dit_outputs_running", "Outputs between their first step and their end")
 WAITING = Gauge("quartet_dit_outputs_waiting", "Outputs that wait for others to end")
@@ -38,7 +39,7 @@ class DitEngine(ThreadedEngine):
         super().__init__("dit", models.device, on_fatal, title="the diffusion stage")
         self.models = models
         self._max_running_outputs, self._max_batch = settings.max_running_outputs, settings.max_batch
-        self._inbox: queue.SimpleQueue[Output | Exception | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Output | TurnsCheck | Exception | None] = queue.SimpleQueue()
         self._waiting: list[Output] = []
         self._running: list[Output] = []
         self._used: str | None = None  # what the latest call was for, as `Output.waits_for`
@@ -69,6 +70,25 @@ class DitEngine(ThreadedEngine):
         output.cancelled = True
         self._inbox.put(None)
 
+    def check_turns(self, specs: Sequence[OutputSpec]) -> str:
+        """Has outputs made one at a time if those of `specs`, made in turns, are others than alone. Blocks. Call it
+        before there are outputs.
+
+        Returns:
+            Why they are made one at a time; empty: they are not.
+
+        Raises:
+            StageError: they cannot be made.
+            ValueError: one changes those after it.
+            TimeoutError: they take too long.
+        """
+        check = TurnsCheck(specs)
+        self._inbox.put(check)
+        if reason := check.reason():
+            self._max_running_outputs = 1
+            self.models.info.one_at_a_time = reason
+        return reason
+
     def _wake(self) -> None:
         self._inbox.put(None)
 
@@ -91,6 +111,8 @@ class DitEngine(ThreadedEngine):
             block = False
             if isinstance(entry, Output):
                 self._waiting.append(entry)
+            elif isinstance(entry, TurnsCheck):
+                entry.run(self._take_turns)
             elif entry is not None:
                 self._broken = entry
 
@@ -106,6 +128,15 @@ class DitEngine(ThreadedEngine):
             self._running.append(output)
             output.begin()
             output.emit(Started())
+
+    def _take_turns(self, outputs: Sequence[Output]) -> None:
+        """Makes `outputs` in turns, each a call, from the first."""
+        for output in outputs:
+            self._running.append(output)
+            output.begin()
+        while self._running:
+            for output in list(self._running):
+                self._advance(output)
 
     def _next(self) -> Output:
         """The least served, and of several the one that has yet to begin. Where one model is on the device at a time,

@@ -16,9 +16,17 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
 from services.common.engine.device import Accelerator, engine_device, log_choices, make_current
-from services.diffusion.families import DENOISERS, TEXT_ENCODERS
+from services.diffusion.families import NO_BATCHING, TEXT_ENCODERS, checkpoint_family
+from services.diffusion.found import denoisers
 from services.diffusion.model_info import dit_info
-from services.diffusion.pipelines import Pipelines, checkpoint_dtype, find_checkpoint, load_meta_modules, without
+from services.diffusion.pipelines import (
+    Pipelines,
+    checkpoint_dtype,
+    denoisers_in,
+    find_checkpoint,
+    load_meta_modules,
+    without,
+)
 from services.dit.batching import Arguments
 from services.dit.config import DitSettings
 from services.dit.coroutine import BatchPoint, ModelCall
@@ -67,7 +75,10 @@ class Models(Pipelines):
         self.info.batched = not self._cached
         if self._cached:
             self.info.not_batched = f"cache={settings.cache} keeps results of each output's own earlier steps"
-        self.denoisers = _denoisers(self.pipeline)
+        elif self.family.batching is NO_BATCHING:
+            self.info.batched = False
+            self.info.not_batched = f"how calls of {self.info.pipeline}'s models are joined is not known"
+        self.denoisers: list[Any] = list(denoisers(self.pipeline).values())
         self.dtype: torch.dtype = self.denoisers[0].dtype
 
     def watch(self, failed: Callable[[Exception], object], give_up: Callable[[Exception], object]) -> None:
@@ -118,6 +129,7 @@ class Models(Pipelines):
 def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipeline:
     """The checkpoint's pipeline, ready on its device. Raises ValueError, as `Models`."""
     folder = find_checkpoint(settings.model)
+    _check_class(folder, settings)
     dtype = checkpoint_dtype(folder, settings.dtype)
     device = engine_device(settings.device)
     make_current(device)  # libraries make streams, and launch kernels, on the current one
@@ -132,7 +144,7 @@ def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipel
     options: dict[str, Any] = {"dtype": dtype, **without_weights}
     if settings.quantization in _QUANTIZATION:
         backend, arguments = _QUANTIZATION[settings.quantization]
-        options["quantization_config"] = PipelineQuantizationConfig(backend, arguments, list(DENOISERS))
+        options["quantization_config"] = PipelineQuantizationConfig(backend, arguments, denoisers_in(folder))
     try:
         pipeline: Any = DiffusionPipeline.from_pretrained(folder, **options)
     except (OSError, ImportError) as error:
@@ -145,19 +157,26 @@ def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipel
         pipeline.load_lora_weights(path, adapter_name=name)
     if settings.cache != "none" and not supports_caches(pipeline):
         raise ValueError(f"cache={settings.cache}: {type(pipeline).__name__} does not support caches; leave it out")
-    for denoiser in _denoisers(pipeline):
+    for denoiser in denoisers(pipeline).values():
         _prepare(denoiser, dtype, settings)
     with without(pipeline, without_weights):
         _place(pipeline, device, settings.offload)
     if settings.vae_decoding != "whole":
+        if not hasattr(getattr(pipeline, "vae", None), "enable_slicing"):
+            raise ValueError(f"vae_decoding={settings.vae_decoding}: this pipeline's VAE cannot; leave it out")
         pipeline.vae.enable_slicing()
     if settings.vae_decoding == "tiled":
         pipeline.vae.enable_tiling()
     return pipeline
 
 
-def _denoisers(pipeline: Any) -> list[Any]:
-    return [module for name in DENOISERS if (module := getattr(pipeline, name, None)) is not None]
+def _check_class(folder: Path, settings: DitSettings) -> None:
+    """Raises ValueError, before weights are loaded: the checkpoint's class is not served, or not with such settings."""
+    family = checkpoint_family(folder)
+    if not denoisers_in(folder):
+        raise ValueError(f"{folder.name}: none of its models is called at each denoising step: it is not served")
+    if settings.encoders == "stream" and not family.listed:
+        raise ValueError("encoders=stream: how this pipeline's encoders are divided from it is not known; leave it out")
 
 
 def _prepare(denoiser: Any, dtype: torch.dtype, settings: DitSettings) -> None:

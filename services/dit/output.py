@@ -1,10 +1,12 @@
 """One output: its pipeline's call, and the engine's events about it."""
 
 import functools
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from torch.nn import functional
@@ -43,9 +45,10 @@ class Preview:
 @dataclass(frozen=True)
 class Done:
     """The result on the CPU, contiguous: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to
-    1; or (samples, channels), float32, which may go beyond -1 to 1."""
+    1; or (samples, channels), float32, which may go beyond -1 to 1. `soundtrack`: of a video, as sound."""
 
     data: torch.Tensor
+    soundtrack: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -101,31 +104,31 @@ class Output:
 
     def _make(self) -> Done:
         with own_view(self.spec.pipeline, self.spec.conditioning, self._follow) as pipeline:
-            data = self._call(pipeline)
-            return Done(data if self.spec.floats else _to_bytes(data))
+            data, soundtrack = self._call(pipeline)
+            return Done(data if self.spec.floats else _to_bytes(data), soundtrack)
 
-    def _call(self, pipeline: Any) -> torch.Tensor:
+    def _call(self, pipeline: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         generator = torch.Generator("cpu").manual_seed(self.spec.seed)
-        output_type = "pt" if self.spec.result == "audios" else "np"
-        result = pipeline(**self.spec.arguments, generator=generator, output_type=output_type)
-        return _to_tensor(result[self.spec.result][0])
+        result = pipeline(**self.spec.arguments, generator=generator, output_type="pt" if self.spec.sound else "np")
+        sound = result.get(self.spec.soundtrack)
+        soundtrack = None if sound is None else _to_tensor(sound[0], is_sound=True)
+        return _to_tensor(result[self.spec.result][0], self.spec.sound), soundtrack
 
     def _follow(self, scheduler: Any) -> None:
         """Makes `scheduler` report its steps and make previews."""
         step = scheduler.step
 
-        @functools.wraps(step)  # pipelines look at its signature
-        def counted(model_output: Any, timestep: Any, sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            sigma = _sigma(scheduler, timestep)
-            result = step(model_output, timestep, sample, *args, **kwargs)
-            self.step += 1
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            sigma = _sigma(scheduler, args[1]) if self.spec.preview_steps else None
+            result = step(*args, **kwargs)
+            self.step = min(self.step + 1, self.spec.steps)  # some schedules have steps of two halves
             self.emit(Progress(self.step, self.spec.steps, self.batch))
             if self.step in self.spec.preview_steps:
-                latents = result[0] if sigma is None else sample - sigma * model_output
+                latents = result[0] if sigma is None else args[2] - sigma * args[0]
                 self._preview(latents.to(result[0].dtype))
             return result
 
-        scheduler.step = counted
+        scheduler.step = _FollowedStep(scheduler, counted)
 
     def _preview(self, latents: torch.Tensor) -> None:
         """Decodes `latents` by the pipeline itself: called once more, it finds its prompt encoded, gets the
@@ -139,10 +142,26 @@ class Output:
         with own_view(self.spec.pipeline, self.spec.conditioning, fix) as pipeline:
             task.replay = task.last
             try:
-                pixels = self._call(pipeline)
+                pixels, _ = self._call(pipeline)
             finally:
                 task.replay = None
         self.emit(Preview(self.step, _to_bytes(_shrink(pixels))))
+
+
+class _FollowedStep:
+    """A scheduler's `step`, replaced by `call`. A copy of the scheduler, as pipelines make for a video's sound, has the
+    step of its class."""
+
+    def __init__(self, scheduler: Any, call: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, scheduler.step)  # pipelines look at its signature
+        self._scheduler, self._call = scheduler, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = memo[id(self._scheduler)]
+        return types.MethodType(type(copied).step, copied)
 
 
 def _sigma(scheduler: Any, timestep: Any) -> Any:
@@ -155,11 +174,19 @@ def _sigma(scheduler: Any, timestep: Any) -> Any:
     return sigmas[scheduler.step_index]
 
 
-def _to_tensor(data: Any) -> torch.Tensor:
+def _to_tensor(data: Any, is_sound: bool) -> torch.Tensor:
+    """As in `Done`, floats."""
+    if not isinstance(data, torch.Tensor):  # pictures, of some pipelines a list of frames
+        data = np.asarray(data)
+        data = data.astype(np.float32) / 255 if data.dtype == np.uint8 else data
     tensor = torch.as_tensor(data).detach().float().cpu()
     if not tensor.isfinite().all():
         raise InternalError("the model's output has values that are no numbers; try more steps or less guidance")
-    return (tensor.T if tensor.dim() == 2 else tensor).contiguous()  # sound is (channels, samples)
+    if is_sound:
+        return torch.atleast_2d(tensor).T.contiguous()  # it is (channels, samples), or one channel's samples
+    if tensor.shape[-1] != 3 and tensor.dim() > 2 and tensor.shape[-3] == 3:
+        tensor = tensor.movedim(-3, -1)
+    return tensor.contiguous()
 
 
 def _shrink(pixels: torch.Tensor) -> torch.Tensor:

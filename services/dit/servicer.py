@@ -4,18 +4,20 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import grpc
 import torch
 
-from quartet.v1 import dit_pb2, dit_pb2_grpc
+from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2
 from services.common.errors import InvalidInput, require
+from services.common.media.decoders import Decoders
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.requests import first_start
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
 from services.diffusion.conditioning_stream import read_conditioning
-from services.diffusion.images import decode_files, read_files
+from services.diffusion.images import decode_apart, read_files
 from services.diffusion.request import OutputSpec, check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
@@ -30,6 +32,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
 
     def __init__(self, admission: Admission, consumer: StreamConsumer, settings: DitSettings) -> None:
         self._admission, self._consumer, self._settings = admission, consumer, settings
+        self.decoders = Decoders(settings.decoding_memory_bytes, settings.max_decoding_s)
         self.engine: DitEngine
 
     async def Generate(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
@@ -58,9 +61,9 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                             message = to_message(pixels)
                             preview = dit_pb2.DitPreview(output=output, index=index, step=step, pixels=message)
                             yield Response(preview=preview)
-                        case Done(data):
+                        case Done():
                             call.timings.mark_output()
-                            pieces = self._pieces(output, data)
+                            pieces = _pieces(output, event, self.engine.models.info)
                             while piece := await asyncio.to_thread(next, pieces, None):
                                 yield Response(piece=piece)
             finally:
@@ -78,25 +81,8 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         require(info.needs_source or not has_source, "source", "is not taken: leave it out")
         files = await read_files(start, requests, self._settings)
         given = await read_conditioning(self._consumer, start, models.device) if has_source else []
-        return await asyncio.to_thread(
-            lambda: resolve(start, *decode_files(files, self._settings), models, info, given)
-        )
-
-    def _pieces(self, output: int, data: torch.Tensor) -> Iterator[dit_pb2.DitPiece]:
-        """`data` in messages of at most 4 MiB, or of one row, frame or sample. Without torch's operations: see
-        `start_engine` about threads."""
-        info = self.engine.models.info
-        entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * data.element_size()))
-        for first in range(0, data.shape[0], entries):
-            part = data[first : first + entries]
-            yield dit_pb2.DitPiece(
-                output=output,
-                first=first,
-                total=data.shape[0],
-                data=to_message(torch.from_numpy(part.numpy().clip(-1, 1)) if info.sample_rate_hz else part),
-                frames_per_second=info.frames_per_second,
-                sample_rate_hz=info.sample_rate_hz,
-            )
+        pictures = await decode_apart(files, self._settings, self.decoders)
+        return await asyncio.to_thread(resolve, start, *pictures, models, info, given)
 
 
 class _Run:
@@ -144,3 +130,21 @@ class _Run:
     def cancel(self) -> None:
         for output in self._outputs:
             self._engine.cancel(output)
+
+
+def _pieces(output: int, made: Done, info: server_info_pb2.DitInfo) -> Iterator[dit_pb2.DitPiece]:
+    """What was made, its soundtrack first."""
+    if made.soundtrack is not None:
+        yield from _parts(made.soundtrack, output=output, sample_rate_hz=info.soundtrack_rate_hz)
+    rates = {"frames_per_second": info.frames_per_second, "sample_rate_hz": info.sample_rate_hz}
+    yield from _parts(made.data, output=output, **rates)
+
+
+def _parts(data: torch.Tensor, **facts: Any) -> Iterator[dit_pb2.DitPiece]:
+    """`data` in messages of at most 4 MiB, or of one row, frame or sample, with `facts`. Without torch's operations:
+    see `start_engine` about threads."""
+    entries = max(1, MAX_INLINE_BYTES // max(1, data[:1].numel() * data.element_size()))
+    for first in range(0, data.shape[0], entries):
+        part = data[first : first + entries]
+        part = torch.from_numpy(part.numpy().clip(-1, 1)) if facts["sample_rate_hz"] else part
+        yield dit_pb2.DitPiece(first=first, total=data.shape[0], data=to_message(part), **facts)

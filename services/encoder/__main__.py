@@ -8,12 +8,13 @@ import structlog
 
 from quartet.v1 import dit_pb2, encoder_pb2, encoder_pb2_grpc, server_info_pb2
 from services.common.errors import InvalidInput, require
+from services.common.media.decoders import Decoders
 from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.requests import first_start
 from services.common.stage import Stage, main
 from services.common.stream.hub import StreamHub
 from services.diffusion.conditioning_stream import send_conditioning
-from services.diffusion.images import decode_files, read_files
+from services.diffusion.images import decode_apart, read_files
 from services.diffusion.model_info import warm_up_output
 from services.diffusion.pipelines import silence_libraries
 from services.diffusion.request import OutputSpec, check, resolve
@@ -32,6 +33,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
 
     def __init__(self, admission: Admission, hub: StreamHub, settings: EncoderSettings) -> None:
         self._admission, self._hub, self._settings = admission, hub, settings
+        self.decoders = Decoders(settings.decoding_memory_bytes, settings.max_decoding_s)
         self.engine: EncoderEngine
 
     async def Encode(self, request_iterator: Requests, context: grpc.aio.ServicerContext) -> AsyncIterator[Response]:
@@ -58,15 +60,15 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         if engine.draws_prior_tokens and not request.HasField("seed"):
             raise InvalidInput("seed", "is required: this model draws prior tokens by it")
         files = await read_files(request, requests, self._settings)
-        return await asyncio.to_thread(
-            lambda: resolve(request, *decode_files(files, self._settings), engine.models, engine.info)
-        )
+        pictures = await decode_apart(files, self._settings, self.decoders)
+        return await asyncio.to_thread(resolve, request, *pictures, engine.models, engine.info)
 
 
 async def serve(stage: Stage, settings: EncoderSettings) -> None:
     """Runs the stage until it is told to stop."""
     servicer = EncoderServicer(stage.admission, stage.hub, settings)
     encoder_pb2_grpc.add_EncoderServiceServicer_to_server(servicer, stage.grpc)
+    stage.resources.callback(servicer.decoders.close)
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
         engine = await stage.load(asyncio.to_thread(EncoderEngine, settings))

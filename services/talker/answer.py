@@ -10,6 +10,7 @@ from services.common.errors import InvalidInput
 from services.common.stream.rows import ROPE_POSITIONS, TOKEN_IDS, Rows
 from services.talker.inputs import SpeechInput
 
+MOST_POSITIONS = 2**19  # of a prompt, and of prompt and answer: twice the longest context
 _MOST_ROPE_POSITION = torch.iinfo(torch.int32).max
 
 
@@ -47,9 +48,9 @@ class AnswerRows(SpeechInput):
         self._next = {selection.name: 0 for selection in self.wanted}
 
     def begin(self, prompt_positions: int) -> None:
-        """Takes the stream's header. Raises InvalidInput: there is no prompt."""
-        if prompt_positions < 1:
-            raise InvalidInput("header.prompt_positions", "must be at least 1")
+        """Takes the stream's header. Raises InvalidInput: there is no prompt, or it is too long."""
+        if not 1 <= prompt_positions <= MOST_POSITIONS:
+            raise InvalidInput("header.prompt_positions", f"must be 1 to {MOST_POSITIONS}")
         self._prompt_positions = prompt_positions
 
     def add(self, rows: Rows) -> None:
@@ -66,6 +67,8 @@ class AnswerRows(SpeechInput):
         expected, are_states = self._next[name], name == self._states
         if tensor.dim() == 0 or first < expected:
             raise InvalidInput(name, f"rows from position {first} come after {expected}")
+        if first + len(tensor) > MOST_POSITIONS:
+            raise InvalidInput(name, f"has more than {MOST_POSITIONS} positions")
         self._next[name] = first + len(tensor)
         tail = (self._width,) if are_states else (3,) if name == ROPE_POSITIONS else ()
         if tuple(tensor.shape[1:]) != tail or tensor.is_floating_point() != are_states:

@@ -12,6 +12,7 @@ from services.talker.sampling import Sampling, resolve
 from services.talker.voices import Voices
 
 SHORTEST_SAMPLE_S, LONGEST_SAMPLE_S = 1, 30
+MOST_CHARACTERS = 16_384  # of instructions, and of what is said in a sample: they are tokenized at once
 
 
 def sampling_of(family: TalkerFamily, start: talker_pb2.SpeakStart) -> Sampling:
@@ -52,6 +53,9 @@ async def delivery_of(
     Raises:
         InvalidInput: the talker cannot do so.
     """
+    for field, said in (("instructions", text.instructions), ("voice_sample.text", text.voice_sample.text)):
+        reason = f"has {len(said)} characters; at most {MOST_CHARACTERS} are read"
+        require(len(said) <= MOST_CHARACTERS, f"text.{field}", reason)
     if text.instructions and not family.takes_instructions:
         raise InvalidInput("text.instructions", "must be unset: this talker takes none")
     language = match_case(text.language, family.languages) or ""

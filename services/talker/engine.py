@@ -226,10 +226,10 @@ class TalkerEngine(ThreadedEngine):
 
     def _step_input(self, speech: Speech) -> StepInput:
         sampling, spec = speech.request.sampling, self.spec
-        width = sampling.temperature and (sampling.top_k or spec.talker.vocab)
+        width = sampling.temperature and _kept(sampling.top_k, spec.talker.vocab)
         predictor_width = 0
         if spec.predictor:
-            predictor_width = sampling.predictor_temperature and (sampling.predictor_top_k or spec.predictor.vocab)
+            predictor_width = sampling.predictor_temperature and _kept(sampling.predictor_top_k, spec.predictor.vocab)
         advance = None
         if not speech.has_state:
             text_state = speech.text_states.pop(speech.frames_made, None)
@@ -254,3 +254,8 @@ class TalkerEngine(ThreadedEngine):
 
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(deliver)
+
+
+def _kept(top_k: int, vocab: int) -> int:
+    """Codes that are kept, of `vocab`."""
+    return min(top_k or vocab, vocab)

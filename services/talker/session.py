@@ -21,6 +21,7 @@ from services.talker.speech import Speech, SpeechRequest
 from services.talker.voices import Voices
 
 Requests = AsyncIterator[talker_pb2.SpeakRequest]
+TEXT_TIMEOUT_S = 600.0  # a client that is silent for longer gives up its place
 _AT_ONCE = 2000  # characters that are tokenized before other calls have their turn: some 20 ms
 
 
@@ -81,7 +82,7 @@ class SpeakSession:
         self._begin_output()  # before there is text: a decoder needs a while for many frames
         self._input = text = self._family.text_input(delivery)
         await self._add(spoken.text, text)
-        async for request in requests:
+        while (request := await _next(requests)) is not None:
             require(request.WhichOneof("message") == "text", "message", "after the start comes text only")
             await self._add(request.text, text)
         text.finish()
@@ -89,7 +90,11 @@ class SpeakSession:
         self._end_of_input(text)
 
     async def _add(self, piece: str, text: TextInput) -> None:
+        most = self._engine.runner.positions
         for begin in range(0, len(piece), _AT_ONCE):
+            if text.tokens > most and self._speech:
+                return  # it has no frames for what follows
+            require(text.tokens <= most, "text", f"has more than the {most} tokens that can be read")
             text.add(piece[begin : begin + _AT_ONCE])
             self._advance(text)
             await asyncio.sleep(0)
@@ -178,3 +183,11 @@ class SpeakSession:
             text_tokens=self._input.tokens if self._input else 0,
         )
         return talker_pb2.SpeakResponse(summary=summary)
+
+
+async def _next(requests: Requests) -> talker_pb2.SpeakRequest | None:
+    """None: there is none. Raises InvalidInput: the client is silent."""
+    try:
+        return await asyncio.wait_for(anext(requests, None), TEXT_TIMEOUT_S)
+    except TimeoutError:
+        raise InvalidInput("text", f"no more of it came for {TEXT_TIMEOUT_S:g} s") from None

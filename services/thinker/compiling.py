@@ -5,13 +5,13 @@ import contextlib
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.common.engine.forking import HELLO, ForkServer
 from services.common.errors import InternalError, InvalidInput
 from services.thinker.schemas import Schema, standalone
 from services.thinker.structure import MOST_BYTES, check_size
@@ -34,11 +34,9 @@ class GrammarChecks:
     vLLM's engine compiles them again, and some at a time: so long ones come to it one after the other.
     """
 
-    def __init__(self, folder: Path, vocab_size: int, sockets: Path) -> None:
-        self._socket = sockets / "grammars"
-        self._command = [sys.executable, "-m", "services.thinker.grammar_process", str(self._socket)]
-        self._command += [str(folder), str(vocab_size)]
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        module = "services.thinker.grammar_process"
+        self._server = ForkServer([sys.executable, "-m", module, str(folder), str(vocab_size)])
         self._warming: asyncio.TimerHandle | None = None
         self._short = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 4))
         self._long = asyncio.Semaphore(1)
@@ -46,20 +44,12 @@ class GrammarChecks:
 
     def start_later(self) -> None:
         """Starts the process that compiles a while from now: that takes seconds of a processor."""
-        self._warming = asyncio.get_running_loop().call_later(_WARM_S, self.start)
-
-    def start(self) -> None:
-        """Starts the process that compiles, unless it runs."""
-        if self._process is None or self._process.poll() is not None:
-            self._socket.unlink(missing_ok=True)
-            self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+        self._warming = asyncio.get_running_loop().call_later(_WARM_S, self._server.start)
 
     def close(self) -> None:
         if self._warming is not None:
             self._warming.cancel()
-        if self._process is not None and self._process.stdin:
-            self._process.stdin.close()  # it ends what runs, and itself
-            self._process.wait()
+        self._server.close()
 
     async def check(self, params: "StructuredOutputsParams", field: str, schemas: Mapping[str, Schema]) -> None:
         """Cancelling kills the compilation.
@@ -119,15 +109,16 @@ class GrammarChecks:
         return [field, "takes more memory to compile than there is for it: make it smaller"]
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        self.start()
+        reader, writer = await asyncio.open_unix_connection(sock=self._server.connect())
         try:
             async with asyncio.timeout(_START_S):
-                while True:
-                    with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                        return await asyncio.open_unix_connection(self._socket)
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            raise InternalError("the process that compiles grammars does not start") from None
+                await reader.readexactly(len(HELLO))
+        except BaseException as error:
+            writer.close()
+            if isinstance(error, TimeoutError | EOFError | OSError):
+                raise InternalError("the process that compiles grammars does not start") from None
+            raise
+        return reader, writer
 
 
 def spec(params: "StructuredOutputsParams") -> tuple[str, str]:

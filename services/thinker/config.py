@@ -13,7 +13,7 @@ class ThinkerSettings(CompileSettings):
     """Settings of the thinker: flags, QUARTET_THINKER_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_THINKER_")
-    changes_outputs: ClassVar[tuple[str, ...]] = ("video_fps", "tool_call_parser")
+    changes_outputs: ClassVar[tuple[str, ...]] = ("video_fps", "tool_call_parser", "reasoning_parser")
 
     shared_memory_mib: int = Field(
         default=256,
@@ -25,7 +25,10 @@ class ThinkerSettings(CompileSettings):
         default=None, ge=2, description="longest prompt plus output; default: the model's, or what the KV cache holds"
     )
     max_batched_tokens: int | None = Field(
-        default=None, ge=1, description="tokens of one engine step, which cuts longer prompts; default: vLLM's"
+        default=None,
+        ge=1,
+        description="tokens of one engine step, which cuts longer prompts; default: 128 on a CPU, where all answers "
+        "wait seconds for a step of thousands; on a GPU vLLM's",
     )
     block_size: int | None = Field(
         default=None, ge=1, description="tokens of a KV block; default: vLLM's for the device"
@@ -47,10 +50,21 @@ class ThinkerSettings(CompileSettings):
         "vocabulary x 8 bytes more a token, of at most 1,024 tokens on a GPU (1.2 GB with a vocabulary of 152,064) and "
         "of max_batched_tokens on a CPU; gpu_memory_utilization has to leave it free",
     )
+    vocabulary_logprobs: bool = Field(
+        default=False,
+        description="tell log-probabilities of the whole vocabulary (-1) to requests that ask for them, as far as they "
+        "are no more than a request may have. Those of a token hold other requests up: a vocabulary of 152,064 for "
+        "about a second",
+    )
     tool_call_parser: str | None = Field(
         default=None,
         description="name of vLLM's parser of tool calls, for a model that writes them in its own way; "
-        "default: that of the model's family",
+        "default: that of the model's family, or as its chat template writes them",
+    )
+    reasoning_parser: str | None = Field(
+        default=None,
+        description="name of vLLM's parser of thoughts, for a model that marks them in its own way; "
+        "default: that of the model's family, or as its chat template writes them",
     )
     lora: dict[str, str] = Field(
         default={}, description="NAME=DIRECTORY of an adapter of the thinker, in peft's format; may be repeated"
@@ -69,7 +83,15 @@ class ThinkerSettings(CompileSettings):
         default=16, description="highest rank of an adapter; memory is taken for it"
     )
     max_cpu_loras: int = Field(default=8, ge=1, description="adapters that can be loaded at a time, max_loras at least")
-    preprocessing_threads: int = Field(default=2, ge=1, description="threads that decode and preprocess media")
+    preprocessing_threads: int = Field(
+        default=2, ge=1, description="threads that preprocess media, each with a process that decodes"
+    )
+    decoding_memory_bytes: int = Field(
+        default=4 * 1024**3,
+        ge=64 * 1024**2,
+        description="memory that a process that decodes may take; a file that needs more is refused",
+    )
+    max_decoding_s: float = Field(default=600.0, gt=0, description="time to decode a file")
 
     max_images: int = Field(default=16, ge=0, description="images in one request")
     max_audios: int = Field(

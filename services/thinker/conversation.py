@@ -1,6 +1,6 @@
 """What a request says, and what the model reads of it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ from services.common.errors import InvalidInput
 from services.thinker.plugin.rows import Range
 
 MediaKind = Literal["image", "audio", "video"]
+ROLES = ("system", "user", "assistant", "tool")  # that all templates know
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Message:
     """One turn.
 
     Attributes:
-        role: "system", "user", "assistant" or "tool".
+        role: one of ROLES, or one that the model's chat template writes.
         tool_calls: as the chat template takes them.
         tool_call_id: for role "tool": the call this answers.
         name: of the author or tool.
@@ -50,11 +51,16 @@ class Message:
 
 @dataclass(frozen=True)
 class RawPrompt:
-    """A prompt without a chat template: `text`, or its ids, with a placeholder for each of `files`."""
+    """A prompt without a chat template: `text`, or its ids, with a placeholder for each of `files`.
+
+    Attributes:
+        opens_thought: whether it ends in a thought.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     files: list[MediaFile] = field(default_factory=list)
+    opens_thought: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,31 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class FrameChoice:
+    """Frames of a video: at most `count`, and at most `per_s` a second. None is no limit."""
+
+    count: int | None = None
+    per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SpokenInput:
+    """A sound that is to be written down.
+
+    Attributes:
+        language: ISO 639-1; "": the model finds it.
+        to_language: of a translation; "": the model's own.
+        hints: names and terms that may be said.
+    """
+
+    file: MediaFile
+    language: str = ""
+    translates: bool = False
+    to_language: str = ""
+    hints: str = ""
+
+
+@dataclass(frozen=True)
 class Conversation:
     """All that makes up a prompt.
 
@@ -83,6 +114,8 @@ class Conversation:
         asks: whether the prompt ends where an answer begins.
         continues: whether it ends within the last message, which the answer continues.
         cut: None: a prompt that is too long is refused.
+        frames: None: as many a second as the thinker is set to.
+        spoken: what is to be written down, instead of messages.
     """
 
     messages: list[Message]
@@ -93,10 +126,14 @@ class Conversation:
     asks: bool = True
     continues: bool = False
     cut: Cut | None = None
+    frames: FrameChoice | None = None
+    spoken: SpokenInput | None = None
 
     @property
-    def field(self) -> Literal["messages", "prompt"]:
+    def field(self) -> Literal["messages", "prompt", "transcription"]:
         """Field of the request that the prompt comes from."""
+        if self.spoken is not None:
+            return "transcription"
         return "messages" if self.raw is None else "prompt"
 
     @property
@@ -107,6 +144,8 @@ class Conversation:
     @property
     def media(self) -> list[MediaFile]:
         """In the order they are read."""
+        if self.spoken is not None:
+            return [self.spoken.file]
         if self.raw is not None:
             return self.raw.files
         return [part for message in self.messages for part in message.parts if isinstance(part, MediaFile)]
@@ -130,6 +169,13 @@ class Prompt:
     image_tokens: int
     engine_input: Any = field(repr=False)
     opens_thought: bool = False
+
+    @property
+    def placeholders(self) -> Iterator[tuple[MediaKind, int, int]]:
+        """(kind, first position, positions) of each medium, those of a kind in their order."""
+        for kind, ranges in self.engine_input.get("mm_placeholders", {}).items():
+            for each in ranges:
+                yield kind, each.offset, each.length
 
 
 def _characters(value: Any) -> int:

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from quartet.v1 import thinker_pb2
-from services.common.errors import Unavailable, require
+from services.common.errors import QueueFull, Unavailable, require
+from services.common.rpc.requests import check_id
 
 # Deltas that may wait for a slow caller; then their answers wait.
 _MOST_WAITING = 1024
+MOST_OPEN = 1024  # streams
 
 
 class DeltaStreams:
@@ -15,9 +17,11 @@ class DeltaStreams:
         self._open: dict[str, _Stream] = {}
 
     async def serve(self, stream_id: str) -> AsyncGenerator[thinker_pb2.StreamDeltasResponse]:
-        """The messages of a stream, which is open until this iterator is closed. Raises InvalidInput."""
-        require(stream_id, "stream_id", "is required")
+        """The messages of a stream, which is open until this iterator is closed. Raises InvalidInput, or QueueFull."""
+        check_id("stream_id", stream_id)
         require(stream_id not in self._open, "stream_id", "is open already; choose another one")
+        if len(self._open) >= MOST_OPEN:
+            raise QueueFull(f"{MOST_OPEN} streams of deltas are open; retry later")
         stream = self._open[stream_id] = _Stream()
         try:
             yield thinker_pb2.StreamDeltasResponse()

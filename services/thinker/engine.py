@@ -6,7 +6,6 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,7 +13,7 @@ from services.common.engine.device import log_choices
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.common.stream.rows import TOKEN_IDS, Rows
 from services.registry import read_config
-from services.thinker import device, execution
+from services.thinker import device, execution, parsers
 from services.thinker.compiling import GrammarChecks
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
@@ -27,9 +26,10 @@ from services.thinker.plugin.row_channel import RowReceiver
 from services.thinker.plugin.rows import Range, RowRequest
 from services.thinker.recorder import VllmRecorder
 from services.thinker.schemas import Schema
-from services.thinker.tools import find_parser
+from services.thinker.speech_prompts import SpeechPrompts
 
 if TYPE_CHECKING:
+    import numpy as np
     from vllm import SamplingParams
     from vllm.logprobs import Logprob
     from vllm.lora.request import LoRARequest
@@ -54,6 +54,7 @@ class Step:
             time.monotonic().
         prompt_logprobs: as `logprobs`, of the prompt's tokens but the first, in the step of the first new token.
         stop: the stop string that ended the answer; "": none did.
+        prompt_scores: (rows, ids of a row) log-probabilities of `Chosen`, in the step of the first new token.
     """
 
     text: str
@@ -65,6 +66,7 @@ class Step:
     first_token: float
     prompt_logprobs: "Sequence[Mapping[int, Logprob]]" = ()
     stop: str = ""
+    prompt_scores: "np.ndarray | None" = None
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,11 @@ class ThinkerEngine:
         device: kind of device, e.g. "cuda".
         kv_blocks: of `kv_block_tokens` tokens each.
         sampling_defaults: the checkpoint's generation_config, by vLLM's names.
+        end_ids: tokens that end an answer.
         renderer: vLLM's preprocessor of prompts.
-        tool_parser: the one that the settings name, if any.
+        tool_parser: the one that the settings name, or the checkpoint, if any.
+        runner_is_v2: whether vLLM's model runner is V2.
+        speech_prompts: of a model that writes down speech, and answers nothing; else None.
     """
 
     def __init__(
@@ -111,7 +116,11 @@ class ThinkerEngine:
         self.kv_blocks: int = llm.vllm_config.cache_config.num_gpu_blocks or 0
         self.sampling_defaults: dict[str, Any] = llm.model_config.get_diff_sampling_param()
         self.renderer: Any = llm.renderer
+        ends = llm.model_config.try_get_generation_config().get("eos_token_id") or []
+        self.end_ids = frozenset([*([ends] if isinstance(ends, int) else ends), checkpoint.tokenizer.eos_token_id])
+        self.runner_is_v2: bool = llm.vllm_config.use_v2_model_runner
         self.recorder = VllmRecorder(llm)
+        self.speech_prompts = SpeechPrompts(llm, checkpoint) if checkpoint.transcribes else None
         self._llm, self._grammars = llm, grammars
         self._resources = resources
         self._keys = itertools.count()
@@ -121,15 +130,14 @@ class ThinkerEngine:
         """Loads the model; the event loop stays free meanwhile.
 
         Raises:
-            ValueError: the settings cannot run on this device, name an unknown parser of tool calls, or vLLM's process
-                failed, with its error.
+            ValueError: the settings cannot run on this device, name an unknown parser of tool calls or thoughts, or
+                vLLM's process failed, with its error.
             Exception: what vLLM raises when it cannot load or does not fit.
         """
         checkpoint = await asyncio.to_thread(load_checkpoint, settings.model)
         async with contextlib.AsyncExitStack() as stack:
             scratch = stack.enter_context(scratch_dir())
-            name, tokenizer = settings.tool_call_parser, checkpoint.tokenizer
-            tool_parser = await asyncio.to_thread(find_parser, name, tokenizer) if name else None
+            checkpoint, tool_parser = await asyncio.to_thread(parsers.choose, settings, checkpoint)
             rows = RowReceiver(sockets_dir())
             stack.push_async_callback(rows.close)
             try:
@@ -140,7 +148,7 @@ class ThinkerEngine:
                     raise
                 raise ValueError(cause) from error
             adapters = Adapters(llm, settings, checkpoint.folder)
-            grammars = GrammarChecks(checkpoint.folder, llm.model_config.get_vocab_size(), Path(sockets_dir()))
+            grammars = GrammarChecks(checkpoint.folder, llm.model_config.get_vocab_size())
             stack.callback(grammars.close)
             grammars.start_later()
             engine = cls(llm, checkpoint, rows, stack.pop_all(), adapters, tool_parser, grammars)
@@ -209,7 +217,7 @@ class ThinkerEngine:
                 yield step
             return
         rows = RowRequest(next(self._keys), subscription.ranges)
-        params.extra_args = rows.to_extra_args()
+        params.extra_args = (params.extra_args or {}) | rows.to_extra_args()
         with self.rows.deliver(rows.key, subscription.sink) as delivery:
             computed = len(prompt.token_ids) - 1
             async for step in steps:
@@ -287,4 +295,5 @@ def _step(output: "RequestOutput") -> Step:
         first_token=metrics.first_token_ts if metrics else 0.0,
         prompt_logprobs=[by_id for by_id in output.prompt_logprobs or () if by_id is not None],
         stop=completion.stop_reason if isinstance(completion.stop_reason, str) else "",
+        prompt_scores=output.prompt_token_id_logprobs,
     )

@@ -10,6 +10,7 @@ import torch
 
 from services.common.engine.device import Accelerator, Choice
 from services.common.engine.weights import stored_tensors
+from services.common.sampling_limits import WHOLE_VOCABULARY
 from services.registry import family_of, read_config
 from services.sizes import Sizes
 from services.thinker import device
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 EAGER = "eager"
 _PACKED = ("awq", "gptq")  # four bits a weight, eight weights in an int32
 MIN_CAPABILITY = {"bfloat16": (8, 0), "float32": (7, 5), "float16": (7, 5)}
+_BATCHED_TOKENS_ON_CPU = 128
+_LONG_PREFILL_TOKENS = 512  # of a prompt in a step, beside others: fewer would leave a GPU idle
 # Of a CPU's KV cache: vLLM fills it with zeros at the start, and a small model cannot use so many tokens.
 MOST_KV_CACHE_BYTES_ON_CPU, MOST_KV_CACHE_TOKENS_ON_CPU = 1024**3, 65_536
 
@@ -155,7 +158,14 @@ def engine_args(
     from services.thinker.recorder import profiler_config
 
     on_cpu = accelerator is None
-    dtype = compute_dtype(settings, checkpoint)
+    batched_tokens, long_tokens = settings.max_batched_tokens, 1
+    if not checkpoint.splits_media:
+        long_tokens = 0  # a step has a whole picture, or waits for ever
+    elif on_cpu:
+        batched_tokens = batched_tokens or max(_BATCHED_TOKENS_ON_CPU, settings.max_running_requests)
+    else:
+        long_tokens = min(_LONG_PREFILL_TOKENS, settings.max_context_tokens or _LONG_PREFILL_TOKENS)
+    dtype, rows = compute_dtype(settings, checkpoint), checkpoint.row_kinds()
     return AsyncEngineArgs(
         model=str(checkpoint.folder),
         served_model_name=settings.model_name,
@@ -163,24 +173,26 @@ def engine_args(
         # -1: the model's, or what the KV cache holds if that is less
         max_model_len=settings.max_context_tokens or -1,
         max_num_seqs=settings.max_running_requests,
-        max_num_batched_tokens=settings.max_batched_tokens,
+        max_num_batched_tokens=batched_tokens,
+        # without a limit of one prompt, a long one takes all of each step, and requests behind it wait for its end
+        long_prefill_token_threshold=long_tokens,
+        long_prefill_token_threshold_adaptive=long_tokens > 0,  # but at least its share of a step, among all requests
         block_size=settings.block_size,
         kv_cache_memory_bytes=settings.kv_cache_bytes or (_kv_cache_bytes(settings, checkpoint) if on_cpu else None),
         gpu_memory_utilization=settings.gpu_memory_utilization,
         tensor_parallel_size=settings.tensor_parallel_size,
         distributed_executor_backend=OneProcess if settings.tensor_parallel_size == 1 else Processes,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        enable_chunked_prefill=True,
+        enable_prefix_caching=_caches_prefixes(settings, checkpoint, on_cpu),
         enforce_eager=step(settings, accelerator, dtype).path == EAGER,
         attention_backend=forced_attention(accelerator, dtype),  # type: ignore[arg-type]
         limit_mm_per_prompt=_most_media(settings, checkpoint),
         mm_processor_cache_gb=0,  # a sound's features depend on the others of its request
         # Profiling runs the encoders on the largest image and video there can be, which takes minutes on a CPU.
         skip_mm_profiling=on_cpu,
-        kv_transfer_config=PluginSettings(checkpoint.row_kinds(), row_address).to_vllm(),
+        kv_transfer_config=PluginSettings(rows, row_address).to_vllm() if rows else None,
         use_tqdm_on_load=False,  # a bar is no log line
         profiler_config=profiler_config(),
-        max_logprobs=MAX_TOP_LOGPROBS,
+        max_logprobs=WHOLE_VOCABULARY if settings.vocabulary_logprobs else MAX_TOP_LOGPROBS,
         scheduling_policy="priority",  # of equal priorities the one that came first, as without
         # models with a grammar to follow are prone to endless whitespace
         structured_outputs_config=StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True),
@@ -191,13 +203,19 @@ def engine_args(
     )
 
 
+def _caches_prefixes(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, on_cpu: bool) -> bool | None:
+    """None: if the model can; vLLM takes True for an order. On a CPU its kernels keep no states for it."""
+    can = settings.enable_prefix_caching and not (checkpoint.keeps_state and on_cpu)
+    return None if can else False
+
+
 def _most_media(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> dict[str, Any]:
     most = {
         "image": settings.max_images,
         "audio": settings.max_audios + settings.max_videos,  # a video's sound track counts as audio
         "video": settings.max_videos,
     }
-    return {kind: most[kind] for kind in checkpoint.placeholders}
+    return {kind: most[kind] if kind in checkpoint.placeholders else 0 for kind in most}
 
 
 def _kv_cache_bytes(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) -> int:
@@ -206,7 +224,10 @@ def _kv_cache_bytes(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint) ->
     family = family_of(config)
     if not family.has("budget"):
         return MOST_KV_CACHE_BYTES_ON_CPU
-    sizes: Sizes = family.part("budget").sizes(config, ())
+    try:
+        sizes: Sizes = family.part("budget").sizes(config, ())
+    except (KeyError, ValueError):  # config.json leaves out a default of its class
+        return MOST_KV_CACHE_BYTES_ON_CPU
     tokens = max(MOST_KV_CACHE_TOKENS_ON_CPU, settings.max_context_tokens or 0)
     return min(MOST_KV_CACHE_BYTES_ON_CPU, tokens * sizes.kv_per_token)
 

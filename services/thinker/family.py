@@ -2,6 +2,7 @@
 `ThinkerFamily`, which imports neither vLLM nor transformers. And a checkpoint as the thinker sees it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +17,10 @@ from services.registry import family_of, read_config
 from services.thinker.conversation import MediaKind
 from services.thinker.plugin.rows import MROPE_POSITIONS, RowKind
 
-_FILES = ("*.json", "*.txt", "*.jinja")  # configurations, tokenizer, chat template
+_FILES = ("*.json", "*.txt", "*.jinja", "*.model")  # configurations, tokenizer, chat template
+
+_SAMPLE_RATE_HZ = 16_000
+_OWN_CODE = "custom code"  # of what transformers says
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,16 @@ class ThinkerCheckpoint:
         vocab_size: token ids are below it.
         accept_hidden_layer: layer whose states the talker reads; None: there is no talker.
         placeholders: the media that the model takes, and the token of each in a prompt.
-        tool_calls: None: the model has no tools.
+        spelled: what stands for a medium in a message's text; empty: the chat template writes it.
+        tool_calls: None: the model has no tools, or `tool_parser`.
+        tool_parser: name of vLLM's parser that finds calls, if it is written in another way.
         processor: transformers' processor.
         system_prompt: of a conversation without a system message; None: the template's.
         reasoning: None: the model writes no thoughts.
+        keeps_state: whether it keeps a state of what it read beside keys and values.
         sound_tokens_per_s: fewest tokens that a second of sound becomes; 0: not known.
+        positions_per_s: rope positions of a second of a video; 0: none.
+        transcribes: whether it writes down speech, and does nothing else.
     """
 
     folder: Path
@@ -63,9 +72,14 @@ class ThinkerCheckpoint:
     placeholders: Mapping[MediaKind, int]
     tool_calls: ToolCallMarkers | None
     processor: Any
+    spelled: Mapping[MediaKind, str] = field(default_factory=dict[MediaKind, str], kw_only=True)
+    tool_parser: str | None = field(default=None, kw_only=True)
     system_prompt: str | None = field(default=None, kw_only=True)
     reasoning: ReasoningMarkers | None = field(default=None, kw_only=True)
+    keeps_state: bool = field(default=False, kw_only=True)
     sound_tokens_per_s: float = field(default=0.0, kw_only=True)
+    positions_per_s: float = field(default=0.0, kw_only=True)
+    transcribes: bool = field(default=False, kw_only=True)
 
     def row_kinds(self) -> tuple[RowKind, ...]:
         """The rows that are kept of every token, and offered beside the token ids."""
@@ -85,13 +99,47 @@ class ThinkerCheckpoint:
         return {}
 
     @property
+    def splits_media(self) -> bool:
+        """Whether a step of the engine may end within a medium."""
+        return True
+
+    @property
+    def hears_videos(self) -> bool:
+        """Whether the sound track of a video can be heard with its frames."""
+        return "audio" in self.placeholders
+
+    def video_options(self, fps: float) -> dict[str, Any]:
+        """Arguments of the model's processor for videos of which `fps` frames a second are taken."""
+        return {"fps": fps}
+
+    @property
     def tokenizer(self) -> Any:
-        return self.processor.tokenizer
+        """The processor's, or the processor itself: that of a model of text is a tokenizer."""
+        return getattr(self.processor, "tokenizer", self.processor)
+
+    @property
+    def chat_template(self) -> str:
+        """Empty: the model takes no messages."""
+        return chat_template(self.processor)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template knows the word."""
+        return "tools" in self.chat_template
 
     @property
     def sample_rate_hz(self) -> int:
-        """Of the audio that the feature extractor takes."""
-        return self.processor.feature_extractor.sampling_rate
+        """Of the audio that the feature extractor takes; 16,000 if the model hears nothing."""
+        return getattr(self._feature_extractor, "sampling_rate", _SAMPLE_RATE_HZ)
+
+    @property
+    def sound_window(self) -> int:
+        """Samples; a sound must be longer."""
+        return getattr(self._feature_extractor, "n_fft", 0)
+
+    @property
+    def _feature_extractor(self) -> Any:
+        return getattr(self.processor, "feature_extractor", None)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -102,6 +150,18 @@ class ThinkerCheckpoint:
     def token_id(self, token: str) -> int | None:
         """Id of `token` if the vocabulary has it as one."""
         return self.tokenizer.get_vocab().get(token)
+
+
+def templater(processor: Any) -> Any:
+    """What applies the chat template: a processor, or the tokenizer in it that alone has one."""
+    has_own = getattr(processor, "chat_template", None)
+    return processor if has_own else getattr(processor, "tokenizer", processor)
+
+
+def chat_template(processor: Any) -> str:
+    """Of a processor or a tokenizer; "" if it has none."""
+    template = templater(processor).chat_template or ""
+    return template if isinstance(template, str) else json.dumps(template)
 
 
 class ThinkerFamily(Protocol):
@@ -122,14 +182,30 @@ def load_checkpoint(model: str) -> ThinkerCheckpoint:
         ValueError: no such checkpoint, or of no family that has a thinker.
         OSError: files are missing.
     """
-    from transformers import AutoProcessor
-
     from services.common.engine.weights import Checkpoint
 
     logs.adopt("transformers")
-    # All weights: vLLM refuses a directory that lacks a file which its index names.
     files = Checkpoint(model, _FILES)
-    files.fetch(lambda name: True)
     folder, config = files.folder, read_config(files.folder)
     family: ThinkerFamily = family_of(config).part("thinker", config)  # pyright: ignore[reportAssignmentType]
-    return family.checkpoint(folder, config, AutoProcessor.from_pretrained(folder))
+    checkpoint = family.checkpoint(folder, config, _processor(folder))
+    # All weights: vLLM refuses a directory that lacks a file which its index names.
+    files.fetch(lambda name: True)
+    return checkpoint
+
+
+def _processor(folder: Path) -> Any:
+    """transformers' processor, or the tokenizer of a model of text. Raises ValueError: it is code of its own."""
+    from transformers import AutoProcessor, AutoTokenizer
+
+    try:
+        return AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+    except ValueError:  # says of a tokenizer's faults only that there is none
+        pass
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except ValueError as error:
+        if _OWN_CODE not in str(error):
+            raise
+        reason = "its tokenizer or processor is code that comes with the checkpoint, which is not run"
+        raise ValueError(f"{folder}: {reason}; give a checkpoint that transformers reads by itself") from None

@@ -1,35 +1,61 @@
-"""Video frames as players show them: upright, with square pixels, transparent parts on white."""
+"""Which frames of videos are read, and for how many a second the model takes them."""
 
-import av
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-_DISPLAY_MATRIX = np.dtype("<i4")  # of nine: a b u, c d v, x y w; a to d are 16.16, (x, y) becomes (ax + cy, bx + dy)
+from services.common.errors import InvalidInput
+from services.thinker.conversation import FrameChoice
+from services.thinker.media import VideoTrack
+
+_ALIKE = 1.1  # rates that count as one
 
 
-def display_size(track: av.VideoStream) -> tuple[int, int]:
-    """(width, height) of the frames with square pixels, before they are turned. The longer side of a pixel decides."""
-    aspect = track.sample_aspect_ratio or 1
-    if aspect >= 1:
-        return round(track.width * aspect), track.height
-    return track.width, round(track.height / aspect)
+def sample(processor: Any, total: int, rate: float, fps: float, choice: FrameChoice | None) -> np.ndarray:
+    """Indices of the frames to take, ascending. transformers' video processor samples `fps` frames a second.
+
+    Args:
+        total, rate: frames of the video, and of a second.
+        choice: what the request says instead of `fps`.
+    """
+    from transformers.video_utils import VideoMetadata
+
+    pair = getattr(processor, "temporal_patch_size", None) or 1
+    if total < pair:
+        return np.zeros(pair, dtype=np.int64)
+    most = total if choice is None or choice.count is None else -(-choice.count // pair) * pair
+    if choice is None or choice.per_s is not None:
+        metadata = VideoMetadata(total_num_frames=total, fps=rate)
+        taken = np.asarray(processor.sample_frames(metadata, fps=choice.per_s if choice else fps))
+        if len(taken) <= most:
+            return taken
+    count = min(most, total) // pair * pair
+    return np.arange(count) * total // count
 
 
-def shown(frame: av.VideoFrame, size: tuple[int, int]) -> np.ndarray:
-    """(height, width, 3) uint8, RGB, scaled to `size` (width, height) and then turned as the file says."""
-    is_transparent = frame.format.name == "pal8" or any(part.is_alpha for part in frame.format.components)
-    pixels = frame.to_ndarray(format="rgba" if is_transparent else "rgb24", width=size[0], height=size[1])
-    if is_transparent:
-        alpha = pixels[..., 3:].astype(np.uint16)
-        pixels = ((pixels[..., :3] * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
-    matrix = frame.side_data.get("DISPLAYMATRIX")
-    return pixels if matrix is None else _turned(pixels, np.frombuffer(bytes(matrix), _DISPLAY_MATRIX).astype(np.int64))
+def rate_of(tracks: Sequence[VideoTrack], fps: float, choice: FrameChoice | None, most_s: float) -> float:
+    """Frames a second that the model takes all videos of a request for.
 
+    Args:
+        fps: without a `choice`.
+        most_s: time that it may take a chosen number of frames for.
 
-def _turned(pixels: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-    """`pixels` after the quarter turn and the flips that come closest to `matrix`."""
-    a, b, _, c, d = matrix[:5]
-    if abs(b) + abs(c) > abs(a) + abs(d):
-        pixels, right, down = pixels.swapaxes(0, 1), c, b
+    Raises:
+        InvalidInput: naming a field of `video_frames`.
+    """
+    if choice is None or not tracks:
+        return fps
+    if choice.count is None and choice.per_s is not None:
+        rate = choice.per_s
     else:
-        right, down = a, d
-    return np.ascontiguousarray(pixels[:: -1 if down < 0 else 1, :: -1 if right < 0 else 1])
+        rates = [len(track.wanted) / track.seconds for track in tracks]
+        if max(rates) > _ALIKE * min(rates):
+            reason = f"gives videos of different lengths {min(rates):.3g} to {max(rates):.3g} frames a second"
+            raise InvalidInput("video_frames.count", f"{reason}, but the model reads all at one rate: choose that")
+        rate = sum(rates) / len(rates)
+    seconds = sum(len(track.wanted) for track in tracks) / rate
+    if seconds > most_s:
+        reason = f"gives videos that last {seconds:.4g} s to the model; at most {most_s:.4g} s are read"
+        raise InvalidInput("video_frames", f"{reason}: take more frames a second, or fewer or shorter videos")
+    return rate

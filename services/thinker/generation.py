@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 from quartet.v1 import stream_pb2, thinker_pb2
 from services.common.errors import InvalidInput
 from services.common.rpc.call import Call
+from services.common.sampling_limits import WHOLE_VOCABULARY
 from services.common.stream.output_stream import OutputStream
+from services.thinker import beams, logprobs
+from services.thinker.beams import Beam, BeamRun
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, Prompt
 from services.thinker.engine import Step, ThinkerEngine
@@ -17,7 +20,7 @@ from services.thinker.family import ToolCallMarkers
 from services.thinker.output import DeltaWriter, RowForwarder
 from services.thinker.preprocess import Preprocessor
 from services.thinker.reasoning import ThoughtParser
-from services.thinker.request import read_conversation, read_tools, sampling_params
+from services.thinker.request import read_conversation, read_tools, refuse_transcription, sampling_params
 from services.thinker.structure import Format, ToolChoice, calls_of
 from services.thinker.template import is_reusable
 from services.thinker.tools import NamedToolParser, ToolCallParser, calls_by
@@ -59,17 +62,27 @@ class Generation:
         start, engine = self.start, self.engine
         if start.count_only and self.output is not None:
             raise InvalidInput("output_stream_id", "must be unset with count_only: there is nothing to stream")
-        if start.sampling.HasField("prompt_logprobs") and not self.settings.prompt_logprobs:
-            reason = "is for thinkers that were started with --prompt-logprobs=true; leave it out"
-            raise InvalidInput("sampling.prompt_logprobs", reason)
+        refuse_transcription(start, engine.checkpoint.transcribes)
+        logprobs.refuse(start.sampling, self.settings)
         if start.sampling.HasField("thinking_token_budget") and engine.checkpoint.reasoning is None:
             raise InvalidInput("sampling.thinking_token_budget", "this model does not think; leave it out")
+        if start.prompt.opens_thought and engine.checkpoint.reasoning is None:
+            raise InvalidInput("prompt.opens_thought", "this model does not think; leave it out")
+        logprobs.refuse_many(start.sampling, 0, engine.checkpoint.vocab_size)
+        if start.HasField("beams"):
+            beams.refuse(start)
         self._tools, self._schema = read_tools(start)
         if self._tools and self._schema is None and not (engine.checkpoint.tool_calls or engine.tool_parser):
-            raise InvalidInput("tools[0]", "this model has no tools; leave them out")
+            how = "its calls are not known here: set the thinker's --tool-call-parser"
+            takes = f"takes tools, but {how}" if engine.checkpoint.takes_tools else "has no tools"
+            raise InvalidInput("tools[0]", f"this model {takes}; leave them out")
         vocab_size = engine.checkpoint.vocab_size
         sampling = start.sampling
         self._params = sampling_params(sampling, engine.sampling_defaults, vocab_size, self._schema, self._calls())
+        if start.HasField("beams"):
+            self._params = beams.params_of(start)
+        if engine.speech_prompts is not None:
+            engine.speech_prompts.suppress(self._params)
         kind = sampling.WhichOneof("structure")
         structure = f"sampling.{kind}" if kind else "sampling"
         await engine.validate(self._params, structure if self._schema is None else "tools", self._parameters())
@@ -89,14 +102,21 @@ class Generation:
                 selections.cancel()
         self._summary.prompt_tokens = prompt_tokens = len(self._prompt.token_ids)
         self.call.set(prompt_tokens=prompt_tokens)
-        return thinker_pb2.GenerateResponse(
-            prompt=thinker_pb2.PromptInfo(
-                prompt_tokens=prompt_tokens,
-                audio_tokens=self._prompt.audio_tokens,
-                image_tokens=self._prompt.image_tokens,
-                token_ids=self._prompt.token_ids if self.start.wants_prompt_token_ids else None,
-            )
+        limits = self.start.sampling, prompt_tokens, self.engine.checkpoint.vocab_size
+        logprobs.refuse_many(*limits)
+        if (chosen := logprobs.chosen_of(*limits)) is not None:
+            chosen.ask(self._params, self.engine.runner_is_v2)
+        info = thinker_pb2.PromptInfo(
+            prompt_tokens=prompt_tokens,
+            audio_tokens=self._prompt.audio_tokens,
+            image_tokens=self._prompt.image_tokens,
+            opens_thought=self._prompt.opens_thought,
         )
+        if self.start.wants_prompt_token_ids:
+            info.token_ids.extend(self._prompt.token_ids)
+            for kind, begin, length in self._prompt.placeholders:
+                info.media.add(kind=f"MEDIA_KIND_{kind.upper()}", offset=begin, length=length)
+        return thinker_pb2.GenerateResponse(prompt=info)
 
     async def answer(self) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
         """The prompt's log-probabilities, if they are requested, then a delta for each step."""
@@ -114,9 +134,16 @@ class Generation:
                 self._mark(step)
                 if wants_prompt:
                     wants_prompt = False
-                    for part in deltas.prompt(prompt.token_ids, step, start.sampling.prompt_logprobs):
+                    parts = deltas.prompt(prompt.token_ids, step, start.sampling.prompt_logprobs)
+                    for part in parts if start.sampling.prompt_logprobs >= 0 else await asyncio.to_thread(list, parts):
                         yield thinker_pb2.GenerateResponse(prompt_logprobs=part)
-                yield thinker_pb2.GenerateResponse(delta=deltas.delta(step))
+                if step.prompt_scores is not None:
+                    columns, scores = step.prompt_scores.shape[1], step.prompt_scores.ravel()
+                    message = thinker_pb2.PromptScores(columns=columns, logprobs=scores)
+                    yield thinker_pb2.GenerateResponse(prompt_scores=message)
+                is_whole = start.sampling.top_logprobs == WHOLE_VOCABULARY
+                delta = await asyncio.to_thread(deltas.delta, step) if is_whole else deltas.delta(step)
+                yield thinker_pb2.GenerateResponse(delta=delta)
                 if forwarder and deltas.has_calls:
                     forwarder.close()  # a named parser's calls may begin with another token
                 self._count(step, deltas)
@@ -124,6 +151,35 @@ class Generation:
             forwarder.finish()
         summary = self._summary
         self.call.set(cached_tokens=summary.cached_tokens, completion_tokens=summary.completion_tokens)
+
+    async def beams(self) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
+        """The beams, best first."""
+        run = BeamRun(self.engine, self.start, self._prompt, self._params, self.lora)
+        found = await run.beams()
+        if run.first is not None:
+            self._mark(run.first)
+        for beam in found:
+            message = await asyncio.to_thread(self._beam, beam)
+            message.summary.cached_tokens = run.first.cached_tokens if run.first else 0
+            self._summary.completion_tokens += message.summary.completion_tokens
+            yield thinker_pb2.GenerateResponse(beam=message)
+        self.call.set(completion_tokens=self._summary.completion_tokens)
+
+    def _beam(self, beam: Beam) -> thinker_pb2.GeneratedBeam:
+        sampling, deltas = self.start.sampling, self._writer()
+        reason, token_ids = "stop" if beam.has_ended else "length", beam.token_ids
+        skips = not sampling.HasField("skip_special_tokens") or sampling.skip_special_tokens
+        text = self.engine.checkpoint.tokenizer.decode(token_ids[: beam.length], skip_special_tokens=skips)
+        step = Step(text, token_ids, [each.by_id for each in beam.path()], reason, 0, 0.0, 0.0)
+        return thinker_pb2.GeneratedBeam(
+            delta=deltas.delta(step),
+            summary=thinker_pb2.GenerateSummary(
+                finish_reason=deltas.finish_reason(reason),
+                prompt_tokens=self._summary.prompt_tokens,
+                completion_tokens=len(token_ids),
+                reasoning_tokens=deltas.reasoning_tokens,
+            ),
+        )
 
     def summary(self) -> thinker_pb2.GenerateResponse:
         """The last message."""
@@ -138,7 +194,8 @@ class Generation:
         top_logprobs = start.sampling.top_logprobs if start.sampling.HasField("top_logprobs") else None
         thinks = checkpoint.reasoning if not start.HasField("prompt") else None  # else it is all of it text
         thought = ThoughtParser(thinks, self._prompt.opens_thought) if thinks else None
-        return DeltaWriter(checkpoint.tokenizer, top_logprobs, parser, thought)
+        chooses = bool(start.sampling.logprob_token_ids)
+        return DeltaWriter(checkpoint.tokenizer, top_logprobs, parser, thought, chooses)
 
     def _parameters(self) -> dict[str, dict[str, Any]]:
         """Schemas of the tools that may be called, by their fields."""

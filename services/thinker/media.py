@@ -4,22 +4,16 @@ What cannot be decoded, or is too large, raises InvalidMedia, which names `file.
 files of a request: what it costs is known before anything is decoded.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from services.common.errors import RequestCancelled
-from services.common.media import MediaError, images, media_errors
+from services.common.media import MediaError, media_errors
+from services.common.media.calls import Read, refuse_longer
+from services.common.media.calls import read as read_here
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
-from services.thinker.tokens import Stop, never
-
-if TYPE_CHECKING:
-    import av
-    from av.container import InputContainer
-    from PIL.Image import Image
 
 CODEC_SLACK_S = 1.0
 """Encoders fill up their last frame: more may be decoded than the header says."""
@@ -62,11 +56,18 @@ class Spent:
 
 @dataclass(frozen=True)
 class VideoTrack:
-    """`size` is (width, height), as players show it; `wanted` are the indices of the frames to take."""
+    """`size` is (width, height), as players show it; `wanted` are the indices of the frames to take; `rate` is frames a
+    second."""
 
     frames: int
+    rate: float
     size: tuple[int, int]
     wanted: np.ndarray
+    has_sound: bool
+
+    @property
+    def seconds(self) -> float:
+        return self.frames / self.rate
 
 
 @dataclass(frozen=True)
@@ -77,52 +78,47 @@ class Video:
     sound: np.ndarray | None
 
 
-def image_size(file: MediaFile, limits: ThinkerSettings, spent: Spent) -> tuple[int, int]:
+def image_size(file: MediaFile, limits: ThinkerSettings, spent: Spent, read: Read = read_here) -> tuple[int, int]:
     """(width, height), by the header alone."""
-    with media_errors(file.field), images.open_image(file.data, limits.max_image_pixels) as image:
-        _check_ratio("image", *image.size)
-        spent.image(*image.size)
-        return image.size
+    with media_errors(file.field):
+        ((width, height),) = read("image_size", file.data, limits.max_image_pixels)
+        _check_ratio("image", width, height)
+        spent.image(width, height)
+        return width, height
 
 
-def sound_length(file: MediaFile, limits: ThinkerSettings, spent: Spent) -> float:
+def sound_length(file: MediaFile, limits: ThinkerSettings, spent: Spent, read: Read = read_here) -> float:
     """The seconds that the headers claim; 0.0 if they claim none."""
-    from services.common.media.containers import claimed_s, opened, sound_track
-
-    with media_errors(file.field), opened(file.data, "audio") as container:
-        seconds = claimed_s(container, sound_track(container), file.data)
-        _refuse_longer("audio", seconds, limits.max_audio_s)
+    with media_errors(file.field):
+        (seconds,) = read("sound_s", file.data, limits.max_audio_s)
         spent.sound(seconds)
         return seconds
 
 
-def video_track(file: MediaFile, sampler: "FrameSampler", limits: ThinkerSettings, spent: Spent) -> VideoTrack:
+def video_track(
+    file: MediaFile, sampler: FrameSampler, limits: ThinkerSettings, spent: Spent, read: Read = read_here
+) -> VideoTrack:
     """What will be decoded, by the headers, or by the number of packets."""
-    from services.common.media.containers import opened
-
-    with media_errors(file.field), opened(file.data, "video") as container:
-        track = _video_track(container, file.data, sampler, limits)
+    with media_errors(file.field):
+        track = _video_track(file.data, sampler, limits, read)
         spent.video(len(track.wanted), *track.size, track.frames)
         return track
 
 
-def decode_image(file: MediaFile, limits: ThinkerSettings) -> "Image":
-    """The image as viewers show it: see `services.common.media.images`."""
+def decode_image(file: MediaFile, limits: ThinkerSettings, read: Read = read_here) -> np.ndarray:
+    """The image as viewers show it, (height, width, 3) uint8, RGB: see `services.common.media.images`."""
     with media_errors(file.field):
-        image = images.decode_image(file.data, limits.max_image_pixels)
-        _check_ratio("image", *image.size)
+        (image,) = read("image", file.data, limits.max_image_pixels)
+        _check_ratio("image", *image.shape[:2])
         return image
 
 
 def decode_audio(
-    file: MediaFile, sample_rate_hz: int, limits: ThinkerSettings, spent: Spent | None = None, stop: Stop = never
+    file: MediaFile, sample_rate_hz: int, limits: ThinkerSettings, spent: Spent | None = None, read: Read = read_here
 ) -> np.ndarray:
-    """The file's audio track: (samples) float32 in -1 to 1, mono (mean of the channels), at `sample_rate_hz`.
-
-    Raises RequestCancelled: `stop` says so.
-    """
+    """The file's audio track: (samples) float32 in -1 to 1, mono (mean of the channels), at `sample_rate_hz`."""
     with media_errors(file.field):
-        return _sound(file.data, sample_rate_hz, limits.max_audio_s, spent or Spent(limits), stop)
+        return _sound(file.data, sample_rate_hz, limits.max_audio_s, spent or Spent(limits), read)
 
 
 def decode_video(
@@ -131,88 +127,48 @@ def decode_video(
     sampler: FrameSampler,
     limits: ThinkerSettings,
     spent: Spent | None = None,
-    stop: Stop = never,
+    read: Read = read_here,
     scale: Callable[[np.ndarray], np.ndarray] = lambda frame: frame,
+    track: VideoTrack | None = None,
 ) -> Video:
     """The frames that `sampler` picks of the file's video track, as players show them, and its sound.
 
     Args:
         scale: takes a frame when it is decoded.
+        track: what `video_track` said of it, if it was called.
     """
-    from services.common.media.containers import opened, video_track
-
     with media_errors(file.field):
-        with opened(file.data, "video") as container:
-            found = _video_track(container, file.data, sampler, limits)
-            container.seek(0)
-            track = video_track(container)
-            track.thread_type = "AUTO"
-            frames = _pick(container.decode(track), found, stop, scale)
-            if not frames:
-                raise MediaError("the video has no frames that can be decoded")
-            has_sound = bool(container.streams.audio)
+        track = track or _video_track(file.data, sampler, limits, read)
+        wanted = track.wanted.tolist()
+        frames = [scale(frame) for frame in read("frames", file.data, *track.size, wanted)]
+        if not frames:
+            raise MediaError("the video has no frames that can be decoded")
+        frames += frames[-1:] * (len(wanted) - len(frames))
         sound = None
-        if has_sound:
-            sound = _sound(file.data, sample_rate_hz, limits.max_video_s, spent or Spent(limits), stop)
+        if track.has_sound:
+            sound = _sound(file.data, sample_rate_hz, limits.max_video_s, spent or Spent(limits), read)
         return Video(np.stack(frames), sound)
 
 
-def _video_track(
-    container: "InputContainer", data: bytes, sampler: FrameSampler, limits: ThinkerSettings
-) -> VideoTrack:
-    from services.common.media.containers import claimed_s, video_track
-    from services.thinker.frames import display_size
-
-    track = video_track(container)
-    _refuse_longer("video", claimed_s(container, track, data), limits.max_video_s)
-    total = track.frames or sum(1 for packet in container.demux(track) if packet.size)
-    rate = float(track.average_rate or track.guessed_rate or 0)
-    if not total or not rate or not track.width:
-        raise MediaError("the video has no frames, or no frame rate")
-    _refuse_longer("video", total / rate, limits.max_video_s)
+def _video_track(data: bytes, sampler: FrameSampler, limits: ThinkerSettings, read: Read) -> VideoTrack:
+    ((total, rate, width, height, has_sound),) = read("video", data, limits.max_video_s)
+    refuse_longer("video", total / rate, limits.max_video_s)
     if total > limits.max_request_video_frames:
         raise MediaError(f"the video has {total} frames; at most {limits.max_request_video_frames} are read")
     wanted = sampler(total, rate)
-    width, height = display_size(track)
     _check_ratio("video", width, height)
     if len(wanted) * width * height > limits.max_video_pixels:
         raise MediaError(
             f"the video gives {len(wanted)} frames of {width} x {height}; "
             f"at most {limits.max_video_pixels} pixels in all are taken: make it smaller or shorter"
         )
-    return VideoTrack(total, (width, height), wanted)
+    return VideoTrack(total, rate, (width, height), wanted, has_sound)
 
 
-def _pick(
-    decoded: "Iterator[av.VideoFrame]", track: VideoTrack, stop: Stop, scale: Callable[[np.ndarray], np.ndarray]
-) -> list[np.ndarray]:
-    """The wanted frames. The last frame stands for those that the container promised and lacks."""
-    from services.thinker.frames import shown
-
-    frames: list[np.ndarray] = []
-    last, wanted = None, track.wanted
-    for index, frame in enumerate(decoded):
-        _check_wanted(stop)
-        last = frame
-        while len(frames) < len(wanted) and wanted[len(frames)] == index:
-            frames.append(scale(shown(frame, track.size)))
-        if len(frames) == len(wanted):
-            return frames
-    if last is not None:
-        frames += [scale(shown(last, track.size))] * (len(wanted) - len(frames))
-    return frames
-
-
-def _sound(data: bytes, sample_rate_hz: int, max_s: float, spent: Spent, stop: Stop) -> np.ndarray:
-    from services.common.media.containers import claimed_s, opened, sound_track
-    from services.common.media.sound import read_sound
-
-    with opened(data, "audio") as container:
-        _refuse_longer("audio", claimed_s(container, sound_track(container), data), max_s)
+def _sound(data: bytes, sample_rate_hz: int, max_s: float, spent: Spent, read: Read) -> np.ndarray:
     pieces: list[np.ndarray] = []
     samples = 0
-    for piece in read_sound(data, sample_rate_hz):
-        _check_wanted(stop)
+    for piece in read("sound", data, sample_rate_hz, max_s):
         spent.sound(len(piece) / sample_rate_hz)
         pieces.append(piece)
         samples += len(piece)
@@ -221,16 +177,6 @@ def _sound(data: bytes, sample_rate_hz: int, max_s: float, spent: Spent, stop: S
     if not samples:
         raise MediaError("the audio has no content: its length is zero")
     return np.concatenate(pieces)
-
-
-def _check_wanted(stop: Stop) -> None:
-    if stop():
-        raise RequestCancelled("nobody waits for the media any more")
-
-
-def _refuse_longer(kind: str, duration_s: float, max_s: float) -> None:
-    if not duration_s <= max_s:  # NaN neither
-        raise MediaError(f"the {kind} is {duration_s:.0f} s long; at most {max_s:g} s are allowed")
 
 
 def _check_ratio(kind: str, width: int, height: int) -> None:

@@ -2,14 +2,17 @@
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from quartet.v1 import stream_pb2, thinker_pb2
+from services.common.sampling_limits import WHOLE_VOCABULARY
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import TOKEN_IDS, Rows
 from services.thinker.conversation import Prompt
@@ -17,12 +20,13 @@ from services.thinker.engine import RowSubscription, Step
 from services.thinker.plugin.rows import Range
 from services.thinker.reasoning import ThoughtParser
 from services.thinker.tools import NamedToolParser, ToolCallParser
+from services.thinker.words import BLANK
 
 if TYPE_CHECKING:
     from vllm.logprobs import Logprob
 
 _UNBOUNDED = 2**62
-_PROMPT_TOKENS_A_MESSAGE = 512  # some 0.5 MB with 20 alternatives each
+_LOGPROBS_A_MESSAGE = 10_752  # some 0.5 MB
 
 
 class RowForwarder:
@@ -103,12 +107,18 @@ def _ranges(positions: stream_pb2.Positions, prompt: Prompt) -> list[Range]:
     return ranges.get(positions, [of_prompt, of_output])
 
 
+# A byte-level BPE vocabulary spells bytes as printable characters (GPT-2); one of words has bytes as <0x0A>.
+_BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
 @dataclass
 class DeltaWriter:
     """Turns the steps of one request into messages.
 
     Attributes:
-        top_logprobs: alternatives to report for each token; None: no log-probabilities were requested.
+        top_logprobs: alternatives to report for each token, -1: all; None: no log-probabilities were requested.
+        chooses: whether all alternatives that come are reported: the request chose them.
         tool_calls: finds calls in the text; None: there are no tools.
         thought: finds the thought before the answer; None: the model has none.
         token_ids: of the answer so far.
@@ -118,18 +128,41 @@ class DeltaWriter:
     top_logprobs: int | None
     tool_calls: ToolCallParser | NamedToolParser | None
     thought: ThoughtParser | None = None
+    chooses: bool = False
     token_ids: list[int] = field(init=False, default_factory=list)
+
+    @cached_property
+    def _added(self) -> Mapping[int, Any]:
+        return self.tokenizer.added_tokens_decoder  # is made each time
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return "ByteLevel" in str(self.tokenizer.backend_tokenizer.decoder)
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return self._added[token_id].content.encode()
+        spelled = self.tokenizer.convert_ids_to_tokens(token_id) or ""  # ids past the vocabulary fill up the matrix
+        if self._is_byte_level:
+            return bytes(map(_BYTE_OF_CHARACTER.__getitem__, spelled))
+        if byte := _BYTE.fullmatch(spelled):
+            return bytes.fromhex(byte[1])
+        return spelled.replace(BLANK, " ").encode()
 
     def prompt(self, token_ids: Sequence[int], step: Step, top: int) -> Iterator[thinker_pb2.PromptLogprobs]:
         """The log-probabilities of the prompt's `token_ids`, with `top` alternatives each, if `step` has them."""
         if not step.prompt_logprobs and len(token_ids) > 1:
             return
-        for begin in range(0, len(token_ids), _PROMPT_TOKENS_A_MESSAGE):
-            message = thinker_pb2.PromptLogprobs()
-            for i in range(begin, min(begin + _PROMPT_TOKENS_A_MESSAGE, len(token_ids))):
-                by_id = step.prompt_logprobs[i - 1] if i else {}
-                message.tokens.append(self._logprob(token_ids[i], by_id, top))
-            yield message
+        message, count = thinker_pb2.PromptLogprobs(), 0
+        for i, token_id in enumerate(token_ids):
+            by_id = step.prompt_logprobs[i - 1] if i else {}
+            token = self._logprob(token_id, by_id, len(by_id) if top == WHOLE_VOCABULARY else top)
+            if count and count + 1 + len(token.top) > _LOGPROBS_A_MESSAGE:
+                yield message
+                message, count = thinker_pb2.PromptLogprobs(), 0
+            message.tokens.append(token)
+            count += 1 + len(token.top)
+        yield message
 
     def delta(self, step: Step) -> thinker_pb2.GenerateDelta:
         """The message for `step`."""
@@ -141,7 +174,8 @@ class DeltaWriter:
         self.token_ids += step.token_ids
         if self.top_logprobs is not None:
             for token_id, by_id in zip(step.token_ids, step.logprobs, strict=False):
-                message.logprobs.append(self._logprob(token_id, by_id, self.top_logprobs))
+                most = len(by_id) if self.chooses or self.top_logprobs == WHOLE_VOCABULARY else self.top_logprobs
+                message.logprobs.append(self._logprob(token_id, by_id, most))
         return message
 
     def _separated(self, step: Step) -> tuple[str, str, list[int]]:
@@ -165,10 +199,16 @@ class DeltaWriter:
             return thinker_pb2.FINISH_REASON_TOOL_CALLS
         return getattr(thinker_pb2, f"FINISH_REASON_{reason.upper()}")
 
+    def _place_in(self, by_id: "Mapping[int, Logprob]") -> Callable[[int], float]:
+        """The order of alternatives. The ranks of chosen ones are their places in the request."""
+        if self.chooses:
+            return lambda token_id: -by_id[token_id].logprob
+        return lambda token_id: by_id[token_id].rank or 0
+
     def _logprob(self, token_id: int, by_id: "Mapping[int, Logprob]", alternatives: int) -> thinker_pb2.TokenLogprob:
-        token_bytes, own = _token_bytes(self.tokenizer, token_id), by_id.get(token_id)
+        token_bytes, own = self._bytes_of(token_id), by_id.get(token_id)
         # vLLM has the sampled token among the alternatives, even if it is less likely than those requested
-        best = heapq.nsmallest(alternatives, by_id, key=lambda token_id: by_id[token_id].rank or 0)
+        best = heapq.nsmallest(alternatives, by_id, key=self._place_in(by_id))
         return thinker_pb2.TokenLogprob(
             token_id=token_id,
             token=token_bytes.decode(errors="replace"),
@@ -177,14 +217,3 @@ class DeltaWriter:
             rank=own.rank if own else None,
             top=[self._logprob(alternative, by_id, 0) for alternative in best],
         )
-
-
-# A byte-level BPE vocabulary spells bytes as printable characters (GPT-2).
-_BYTE_OF_CHARACTER = {character: byte for byte, character in bytes_to_unicode().items()}
-
-
-def _token_bytes(tokenizer: Any, token_id: int) -> bytes:
-    if token_id in tokenizer.added_tokens_decoder:
-        return tokenizer.added_tokens_decoder[token_id].content.encode()
-    spelled = tokenizer.convert_ids_to_tokens(token_id) or ""  # ids past the vocabulary only fill up the matrix
-    return bytes(_BYTE_OF_CHARACTER[character] for character in spelled)

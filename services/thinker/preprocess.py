@@ -1,20 +1,27 @@
 """From a conversation to a prompt: chat template, media decoding, multimodal processing."""
 
 import asyncio
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from services.common.errors import InvalidInput, InvalidMedia, RequestCancelled
+from services.common.engine.process import lower_priority
+from services.common.errors import InvalidInput, InvalidMedia
+from services.common.media.calls import Read
+from services.common.media.decoders import Decoders
+from services.thinker import frames
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, Cut, MediaFile, Prompt, runs
+from services.thinker.conversation import Conversation, Cut, FrameChoice, MediaFile, Prompt, SpokenInput, runs
 from services.thinker.engine import ThinkerEngine
 from services.thinker.media import (
     Spent,
+    VideoTrack,
     decode_audio,
     decode_image,
     decode_video,
@@ -24,26 +31,26 @@ from services.thinker.media import (
 )
 from services.thinker.scaling import Scaler
 from services.thinker.template import ChatTemplate
-from services.thinker.tokens import Stop, refuse_longer
+from services.thinker.tokens import refuse_longer
 
 Result = TypeVar("Result")
-_NO_TOKEN = -1
 _MOST_CUT = 8  # contexts of a prompt that is cut to one
 _LONG_TEXT = 65_536  # characters
 _NO_MIX = "leave use_audio_in_video out, and send each video's file again, as an audio part after it"
 
 
 class Preprocessor:
-    """Makes prompts. Texts, long texts and media have threads of their own, and none waits for the others. vLLM's
-    multimodal processor runs in vLLM's thread."""
+    """Makes prompts. Texts, long texts and media have threads of their own, and none waits for the others. Each thread
+    for media has a process that decodes. vLLM's multimodal processor runs in vLLM's thread."""
 
-    def __init__(self, settings: ThinkerSettings, engine: ThinkerEngine) -> None:
+    def __init__(self, settings: ThinkerSettings, engine: ThinkerEngine, decoders: Decoders) -> None:
         self._settings = settings
         self._checkpoint = engine.checkpoint
         self._engine = engine
-        self._media = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="media")
-        self._texts = ThreadPoolExecutor(settings.preprocessing_threads, thread_name_prefix="text")
-        self._long_texts = ThreadPoolExecutor(1, thread_name_prefix="long-text")
+        self._decoders = decoders
+        self._media = ThreadPoolExecutor(settings.preprocessing_threads, "media", lower_priority)
+        self._texts = ThreadPoolExecutor(settings.preprocessing_threads, "text")
+        self._long_texts = ThreadPoolExecutor(1, "long-text", lower_priority)
         self.template = ChatTemplate(engine.checkpoint)
         self._scaler = Scaler(engine.checkpoint)
 
@@ -52,22 +59,21 @@ class Preprocessor:
 
         Cancelling leaves at once, and soon ends the method, too.
         """
-        return await self._in_thread(self._long_texts if size > _LONG_TEXT else self._texts, call, *arguments)
-
-    async def _in_thread(self, pool: ThreadPoolExecutor, call: Callable[..., Result], *arguments: Any) -> Result:
-        gone = threading.Event()
+        gone, pool = threading.Event(), self._long_texts if size > _LONG_TEXT else self._texts
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments, gone.is_set)
         finally:
             gone.set()
 
     async def prepare(self, conversation: Conversation) -> Prompt:
-        """The prompt of `conversation`. Cancelling leaves at once; a decoder that runs ends in its thread.
+        """The prompt of `conversation`. Cancelling leaves at once, and soon ends the decoding, too.
 
         Raises:
             InvalidInput: names the field: media that cannot be decoded, a conversation that the chat template
                 refuses, or a prompt that leaves no room for an answer.
         """
+        if conversation.spoken is not None:
+            return await self._transcription(conversation.spoken)
         most, field, size = self._engine.max_context_tokens, conversation.field, conversation.characters
         most_read = most if conversation.cut is None else _MOST_CUT * most
         refuse_longer(self.template.least(conversation), most_read, field, is_whole=False)
@@ -78,7 +84,7 @@ class Preprocessor:
         has_end = token_ids is whole or token_ids == whole[len(whole) - len(token_ids) :]
         opens_thought = has_end and bool(thinks) and await self.read(size, self.template.opens_thought, conversation)
         decoding = (self._media, self._decode, conversation, len(token_ids))
-        media, options = await self._in_thread(*decoding) if has_media else ({}, {})
+        media, options = await self._decoders.run(*decoding) if has_media else ({}, {})
         prompt: dict[str, Any] = {"prompt_token_ids": token_ids}
         if media:
             prompt |= {"multi_modal_data": media, "mm_processor_kwargs": options}
@@ -92,36 +98,51 @@ class Preprocessor:
             raise InvalidMedia(conversation.field, "the model takes no media of such a size or length") from error
         return self._prompt(engine_input, opens_thought, conversation.field)
 
+    async def _transcription(self, spoken: SpokenInput) -> Prompt:
+        assert self._engine.speech_prompts is not None, "a model that answers was asked to transcribe"
+        samples = await self._decoders.run(self._media, self._speech, spoken.file)
+        return await self._engine.speech_prompts.prompt(self._engine, samples, spoken)
+
+    def _speech(self, file: MediaFile, read: Read) -> np.ndarray:
+        """(samples) float32 of a sound that is to be written down."""
+        prompts, settings, spent = self._engine.speech_prompts, self._settings, Spent(self._settings)
+        sound_length(file, settings, spent, read)
+        samples = decode_audio(file, self._checkpoint.sample_rate_hz, settings, Spent(settings), read)
+        most_s = prompts.max_s if prompts else math.inf
+        if len(samples) > most_s * self._checkpoint.sample_rate_hz:
+            raise InvalidMedia(file.field, f"lasts longer than the {most_s:g} s that the model hears at a time")
+        return self._long_enough(file, samples)
+
     def _decode(
-        self, conversation: Conversation, tokens: int, stop: Stop
+        self, conversation: Conversation, tokens: int, read: Read
     ) -> tuple[dict[str, list[Any]], dict[str, Any]]:
         """The decoded media by kind, and vLLM's options for them. Pictures are scaled before the next is decoded.
 
         Args:
             tokens: of the text, each medium with one.
         """
-        self._refuse_large(conversation, tokens)
-        spent = Spent(self._settings)
+        tracks = self._refuse_large(conversation, tokens, read)
+        spent, sampler = Spent(self._settings), partial(self.sample_frames, choice=conversation.frames)
         settings, rate = self._settings, self._checkpoint.sample_rate_hz
         media: dict[str, list[Any]] = {"image": [], "audio": [], "video": []}
         silent: list[MediaFile] = []
         for file in conversation.media:
-            if stop():
-                raise RequestCancelled("nobody waits for the media any more")
             if file.kind == "image":
-                media["image"].append(self._scaler.image(decode_image(file, settings)))
+                media["image"].append(self._scaler.image(decode_image(file, settings, read)))
             elif file.kind == "audio":
-                media["audio"].append(self._long_enough(file, decode_audio(file, rate, settings, spent, stop)))
+                media["audio"].append(self._long_enough(file, decode_audio(file, rate, settings, spent, read)))
             else:
-                video = decode_video(file, rate, self.sample_frames, settings, spent, stop, self._scaler.frame)
-                media["video"].append(video.frames)
+                track = tracks[len(media["video"])]
+                of_frames = sampler, settings, spent, read, self._scaler.frame, track
+                video = decode_video(file, rate, *of_frames)
+                media["video"].append((video.frames, _metadata(track)))
                 if conversation.use_audio_in_video and video.sound is not None:
                     media["audio"].append(self._long_enough(file, video.sound))
                 else:
                     silent.append(file)
         options: dict[str, Any] = {}
         if media["video"]:
-            options["fps"] = settings.video_fps
+            options |= self._checkpoint.video_options(self._fps(conversation, tracks))
             if conversation.use_audio_in_video and len(silent) < len(media["video"]):
                 if silent:
                     raise InvalidInput(silent[0].field, f"has no sound track, but another video has one: {_NO_MIX}")
@@ -131,31 +152,36 @@ class Preprocessor:
         media["audio"] = [(wave, rate) for wave in media["audio"]]
         return {kind: items for kind, items in media.items() if items}, options
 
-    def _refuse_large(self, conversation: Conversation, tokens: int) -> None:
-        """Raises InvalidInput: by the headers, the media cost more than is allowed, or fill the context."""
+    def _refuse_large(self, conversation: Conversation, tokens: int, read: Read) -> list[VideoTrack]:
+        """The videos'. Raises InvalidInput: by the headers, media cost more than is allowed, or fill the context."""
+        if conversation.use_audio_in_video and not self._checkpoint.hears_videos:
+            raise InvalidInput("use_audio_in_video", "this model does not hear the sound of a video; leave it out")
+        tracks, sampler = list[VideoTrack](), partial(self.sample_frames, choice=conversation.frames)
         spent, settings, scaler = Spent(self._settings), self._settings, self._scaler
         for file in conversation.media:
             if file.kind == "image":
-                tokens += scaler.image_tokens(*image_size(file, settings, spent)) - 1
+                tokens += scaler.image_tokens(*image_size(file, settings, spent, read)) - 1
             elif file.kind == "audio":
-                tokens += scaler.least_sound_tokens(sound_length(file, settings, spent)) - 1
+                tokens += scaler.least_sound_tokens(sound_length(file, settings, spent, read)) - 1
             else:
-                track = video_track(file, self.sample_frames, settings, spent)
+                tracks.append(track := video_track(file, sampler, settings, spent, read))
                 tokens += scaler.video_tokens(len(track.wanted), *track.size) - 1
             refuse_longer(tokens, self._engine.max_context_tokens, conversation.field, is_whole=False)
+        self._fps(conversation, tracks)
+        return tracks
 
-    def sample_frames(self, total: int, rate: float) -> np.ndarray:
-        """Indices of `video_fps` frames a second, as transformers' video processor samples them."""
-        from transformers.video_utils import VideoMetadata
+    def _fps(self, conversation: Conversation, tracks: list[VideoTrack]) -> float:
+        """See `frames.rate_of`. vLLM has rope positions for four contexts."""
+        per_s = self._checkpoint.positions_per_s
+        most_s = self._engine.max_context_tokens / per_s if per_s else math.inf
+        return frames.rate_of(tracks, self._settings.video_fps, conversation.frames, most_s)
 
-        processor = self._checkpoint.processor.video_processor
-        if total < processor.temporal_patch_size:
-            return np.zeros(processor.temporal_patch_size, dtype=np.int64)
-        metadata = VideoMetadata(total_num_frames=total, fps=rate)
-        return np.asarray(processor.sample_frames(metadata, fps=self._settings.video_fps))
+    def sample_frames(self, total: int, rate: float, choice: FrameChoice | None = None) -> np.ndarray:
+        """See `frames.sample`."""
+        return frames.sample(self._checkpoint.processor.video_processor, total, rate, self._settings.video_fps, choice)
 
     def _long_enough(self, file: MediaFile, samples: np.ndarray) -> np.ndarray:
-        window = self._checkpoint.processor.feature_extractor.n_fft
+        window = self._checkpoint.sound_window
         if len(samples) <= window:
             least_ms = 1000 * window / self._checkpoint.sample_rate_hz
             raise InvalidMedia(file.field, f"its sound must last longer than {least_ms:g} ms")
@@ -164,9 +190,7 @@ class Preprocessor:
     def _prompt(self, engine_input: Any, opens_thought: bool, field: str) -> Prompt:
         token_ids = list(engine_input["prompt_token_ids"])
         refuse_longer(len(token_ids), self._engine.max_context_tokens, field)
-        ids, placeholders = np.asarray(token_ids), self._checkpoint.placeholders
-        audio = ids == placeholders.get("audio", _NO_TOKEN)
-        image = np.isin(ids, [placeholders.get("image", _NO_TOKEN), placeholders.get("video", _NO_TOKEN)])
+        audio, image = (_embedded(engine_input, kinds) for kinds in (("audio",), ("image", "video")))
         return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input, opens_thought)
 
     def _shortened(self, token_ids: list[int], cut: Cut | None) -> list[int]:
@@ -184,3 +208,24 @@ class Preprocessor:
     def close(self) -> None:
         for pool in (self._media, self._texts, self._long_texts):
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _metadata(track: VideoTrack) -> dict[str, Any]:
+    """What processors that write the times of frames want to know. The frames are chosen already."""
+    return {
+        "total_num_frames": track.frames,
+        "fps": track.rate,
+        "duration": track.frames / track.rate,
+        "frames_indices": track.wanted.tolist(),
+        "video_backend": "quartet",
+        "do_sample_frames": False,
+    }
+
+
+def _embedded(engine_input: Any, kinds: Iterable[str]) -> np.ndarray:
+    """Positions of a prompt whose embeddings are those of media of these kinds: (tokens) bool."""
+    mask = np.zeros(len(engine_input["prompt_token_ids"]), dtype=bool)
+    placeholders = engine_input.get("mm_placeholders") or {}
+    for place in (place for kind in kinds for place in placeholders.get(kind, ())):
+        mask[place.offset : place.offset + place.length] |= True if place.is_embed is None else place.is_embed.numpy()
+    return mask

@@ -1,6 +1,7 @@
 """A model's thought before its answer."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from services.thinker.family import ReasoningMarkers
 
@@ -76,3 +77,24 @@ class ThoughtParser:
         elif not self._opening.startswith(self._pending):
             self._opening = ""
         return not self._opening
+
+
+def find_markers(name: str, tokenizer: Any) -> ReasoningMarkers:
+    """The markers of vLLM's parser `name`. Raises ValueError: there is none, or it is not for this tokenizer."""
+    from vllm.reasoning import ReasoningParserManager as Manager
+
+    flag = f"--reasoning-parser {name}"
+    try:
+        kind = Manager.get_reasoning_parser(name)
+    except KeyError:
+        known = ", ".join(sorted({*Manager.reasoning_parsers, *Manager.lazy_parsers}))
+        raise ValueError(f"{flag}: vLLM has no such parser; it has {known}") from None
+    try:
+        parser: Any = kind(tokenizer)
+    except Exception as error:  # they raise what they like, for want of a token
+        raise ValueError(f"{flag}: is not for this model's tokenizer: {error}") from error
+    opening, closing = (parser.reasoning_start_str or "").strip(), (parser.reasoning_end_str or "").strip()
+    vocabulary = tokenizer.get_vocab()
+    if opening not in vocabulary or closing not in vocabulary:
+        raise ValueError(f"{flag}: finds thoughts by more than a token before and after them, which is not served")
+    return ReasoningMarkers(opening, closing, vocabulary[opening], vocabulary[closing], name)

@@ -1,6 +1,7 @@
 """What a request says: GenerateStart as a Conversation, SamplingParameters as vLLM's SamplingParams."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -8,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 from quartet.v1 import media_pb2, thinker_pb2
 from services.common import sampling_limits
 from services.common.errors import InvalidInput, TooManyMedia, require
+from services.common.text import ROLE_NAME
+from services.thinker.architectures import TRANSCRIBES
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import (
+    ROLES,
     Conversation,
     Cut,
+    FrameChoice,
     MediaFile,
     MediaKind,
     Message,
     RawPrompt,
+    SpokenInput,
     check_token_ids,
 )
 from services.thinker.structure import Format, forced_schema, read_object, structure_of
@@ -25,11 +31,17 @@ if TYPE_CHECKING:
 
 MAX_STOP_STRINGS = 16
 # vLLM's workers on GPUs raise at more than 1,024, at 128 ids that end an answer (the checkpoint's own included).
-_MOST_IDS = {"allowed_token_ids": 1024, "logit_bias": 1024, "stop_token_ids": 120}
+_MOST_IDS = {
+    "allowed_token_ids": 1024,
+    "logit_bias": 1024,
+    "stop_token_ids": 120,
+    "logprob_token_ids": sampling_limits.MAX_LOGPROB_TOKEN_IDS,
+}
 # They raise at 1,024 tokens of these, too: each word has at most one a byte, with and without a blank before it.
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_BYTES = 448
 MOST_TOOL_BYTES = 1024 * 1024  # parameters of all tools
+MAX_FRAMES_PER_S = 1000
 MAX_TOP_LOGPROBS = int(sampling_limits.TOP_LOGPROBS.most)
 
 _LONGEST = 2**31 - 1
@@ -51,7 +63,7 @@ _SWITCHES = (
     *("ignore_eos", "include_stop_str_in_output"),
     *("skip_special_tokens", "spaces_between_special_tokens"),
 )
-_ROLES = ("system", "user", "assistant", "tool")
+_MOST_HINTS = 4096  # characters: they are tokenized at once
 _KINDS: dict[int, MediaKind] = {
     media_pb2.MEDIA_KIND_IMAGE: "image",
     media_pb2.MEDIA_KIND_AUDIO: "audio",
@@ -66,6 +78,10 @@ def read_conversation(
 
     Raises InvalidInput, which names the field.
     """
+    if start.HasField("transcription"):
+        conversation = Conversation([], spoken=_spoken(start.transcription))
+        _check_media(conversation.media, limits)
+        return conversation
     raw = _raw(start) if start.HasField("prompt") else None
     require(raw or start.messages, "messages", "must not be empty")
     messages = [_message(f"messages[{i}]", message) for i, message in enumerate(start.messages)]
@@ -75,7 +91,8 @@ def read_conversation(
     continues = start.continue_final_message
     asks = not (start.no_generation_prompt or continues)
     hears = start.use_audio_in_video
-    conversation = Conversation(messages, tools, hears, template_kwargs, raw, asks, continues, _cut(start))
+    limits_of_prompt = _cut(start), _frames(start)
+    conversation = Conversation(messages, tools, hears, template_kwargs, raw, asks, continues, *limits_of_prompt)
     _check_media(conversation.media, limits)
     if conversation.continues:
         _check_continued(messages[-1], f"messages[{len(messages) - 1}]")
@@ -84,12 +101,45 @@ def read_conversation(
     return conversation
 
 
+def refuse_transcription(start: thinker_pb2.GenerateStart, transcribes: bool) -> None:
+    """Raises InvalidInput: the model `transcribes` and is asked for an answer, or the other way round."""
+    field = "prompt" if start.HasField("prompt") else "messages"
+    if not start.HasField("transcription"):
+        reason = f"this model {TRANSCRIBES}; send a sound to /v1/audio/transcriptions"
+        require(not transcribes, field, reason)
+        return
+    require(transcribes, "transcription", "this model answers messages: send the sound in one, and what to do with it")
+    for name in ("messages", "tools", "output_stream_id", "chat_template_kwargs_json", "use_audio_in_video"):
+        require(not getattr(start, name), name, "cannot be beside a transcription; leave it out")
+    for name in ("prompt", "beams", "truncate_prompt_tokens"):
+        require(not start.HasField(name), name, "cannot be beside a transcription; leave it out")
+
+
+def _spoken(asked: thinker_pb2.Transcription) -> SpokenInput:
+    file = _file("transcription.sound", asked.sound)
+    require(file.kind == "audio", file.field, "must be of kind audio")
+    reason = f"has {len(asked.hints)} characters; at most {_MOST_HINTS} are read"
+    require(len(asked.hints) <= _MOST_HINTS, "transcription.hints", reason)
+    return SpokenInput(file, asked.language, asked.translates, asked.to_language, asked.hints)
+
+
 def _cut(start: thinker_pb2.GenerateStart) -> Cut | None:
     if not start.HasField("truncate_prompt_tokens"):
         return None
     most, side = start.truncate_prompt_tokens, start.truncation_side
     require(most == -1 or most > 0, "truncate_prompt_tokens", f"must be -1, or 1 or more, not {most}")
     return Cut(most, side == thinker_pb2.TRUNCATION_SIDE_LEFT if side else None)
+
+
+def _frames(start: thinker_pb2.GenerateStart) -> FrameChoice | None:
+    if not start.HasField("video_frames"):
+        return None
+    frames = start.video_frames
+    count = frames.count if frames.HasField("count") else None
+    per_s = frames.per_s if frames.HasField("per_s") else None
+    require(count is None or count > 0, "video_frames.count", f"must be 1 or more, not {count}")
+    require(per_s is None or 0 < per_s <= MAX_FRAMES_PER_S, "video_frames.per_s", f"must be 0 to {MAX_FRAMES_PER_S}")
+    return FrameChoice(count, per_s)
 
 
 def _check_continued(last: Message, field: str) -> None:
@@ -107,7 +157,7 @@ def _raw(start: thinker_pb2.GenerateStart) -> RawPrompt:
         require(not getattr(start, name), name, "cannot be beside a prompt: no chat template is applied")
     require(prompt.text or prompt.token_ids.ids, "prompt", "must have a text or token ids")
     files = [_file(f"prompt.media[{i}]", media) for i, media in enumerate(prompt.media)]
-    return RawPrompt(prompt.text, list(prompt.token_ids.ids), files)
+    return RawPrompt(prompt.text, list(prompt.token_ids.ids), files, prompt.opens_thought)
 
 
 def read_tools(start: thinker_pb2.GenerateStart) -> tuple[list[dict[str, Any]], str | None]:
@@ -145,7 +195,8 @@ def _check_media(files: list[MediaFile], limits: ThinkerSettings) -> None:
 
 
 def _message(field: str, message: thinker_pb2.ChatMessage) -> Message:
-    require(message.role in _ROLES, f"{field}.role", f"must be one of {', '.join(_ROLES)}, not '{message.role}'")
+    reason = f"must be one of {', '.join(ROLES)}, or up to 64 letters, digits, _, . and -, not '{message.role}'"
+    require(message.role in ROLES or re.fullmatch(ROLE_NAME, message.role), f"{field}.role", reason)
     if message.token_ids and message.role != "assistant":
         raise InvalidInput(f"{field}.token_ids", f"only the assistant's messages have them, not role '{message.role}'")
     parts = [_part(f"{field}.content[{i}]", part) for i, part in enumerate(message.content)]
@@ -213,10 +264,12 @@ def sampling_params(
     values: dict[str, Any] = {"max_tokens": None, **defaults}
     named_alike = [*(name for name in _RANGES if name != "top_logprobs"), *_SWITCHES]
     values |= {name: getattr(request, name) for name in named_alike if request.HasField(name)}
+    chosen = list(dict.fromkeys(request.logprob_token_ids)) or None
     return SamplingParams(
         **values,
         seed=request.seed % 2**63 if request.HasField("seed") else None,  # vLLM takes -1 for "no seed"
-        logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
+        logprobs=request.top_logprobs if request.HasField("top_logprobs") and not chosen else None,
+        logprob_token_ids=chosen,
         logit_bias=dict(request.logit_bias) or None,
         stop=list(request.stop),
         stop_token_ids=list(request.stop_token_ids),
@@ -232,11 +285,14 @@ def _check_sampling(request: thinker_pb2.SamplingParameters, vocab_size: int) ->
         if not request.HasField(name):  # pyright: ignore[reportArgumentType]
             continue
         value = getattr(request, name)
-        require(value in limit, f"sampling.{name}", f"must be {limit}, not {value:g}")
+        is_whole = limit is sampling_limits.TOP_LOGPROBS and value == sampling_limits.WHOLE_VOCABULARY
+        require(value in limit or is_whole, f"sampling.{name}", f"must be {limit}, not {value:g}")
     if request.HasField("max_tokens") and request.min_tokens > request.max_tokens:
         raise InvalidInput("sampling.min_tokens", f"must be at most max_tokens, {request.max_tokens}")
     if len(request.stop) > MAX_STOP_STRINGS:
         raise InvalidInput("sampling.stop", f"has {len(request.stop)} strings; at most {MAX_STOP_STRINGS} are taken")
+    if request.logprob_token_ids and not request.HasField("top_logprobs"):
+        raise InvalidInput("sampling.logprob_token_ids", "only with log-probabilities")
     require(all(request.stop), "sampling.stop", "must not contain an empty string")
     for name, most in _MOST_IDS.items():
         token_ids = getattr(request, name)

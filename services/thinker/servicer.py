@@ -1,19 +1,24 @@
 """quartet.v1.ThinkerService: messages in, engine calls, messages out; and its start-up."""
 
 import asyncio
+import io
+import math
+import wave
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextlib import ExitStack, aclosing, asynccontextmanager, nullcontext
 
 import grpc
 
 from quartet.v1 import server_info_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.errors import InvalidInput, StageError, Unavailable
+from services.common.media.decoders import Decoders
 from services.common.rpc.call import serve_call
 from services.common.rpc.requests import first_start, read_bytes
 from services.common.rpc.status import abort
+from services.common.sampling_limits import BEAMS
 from services.common.stage import Stage
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, Message
+from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt, SpokenInput
 from services.thinker.delta_streams import DeltaStreams
 from services.thinker.engine import ThinkerEngine
 from services.thinker.generation import Generation
@@ -23,6 +28,7 @@ from services.thinker.preprocess import Preprocessor
 from services.thinker.request import read_conversation, read_tools, sampling_params
 
 SERVICE_NAME = thinker_pb2.DESCRIPTOR.services_by_name["ThinkerService"].full_name
+_WARM_UP_HZ = 16_000
 GRACE_S = 0.5  # requests in flight get the engine's own error before the process goes
 
 
@@ -43,7 +49,9 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
         async with serve_call("thinker", start.request_id, context, self._stage.admission) as call:
             hub, stream_id = self._stage.hub, start.output_stream_id
             stream = hub.open(stream_id, self.engine.offered_rows) if stream_id else nullcontext()
-            with self.engine.adapters.use(start.lora) as lora, stream as output:
+            with self.engine.adapters.use(start.lora) as lora, stream as output, ExitStack() as places:
+                for _ in range(1, min(start.beams.width, int(BEAMS.most))):  # each other beam has a place, too
+                    places.enter_context(self._stage.admission.admit())
                 generation = Generation(self.engine, self.preprocessor, self._settings, start, output, call, lora)
                 async with aclosing(self._generate(generation, request_iterator, start.count_only)) as responses:
                     async for response in self._deltas.redirected(responses, start.deltas_to):
@@ -69,7 +77,8 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
                 file.missing_bytes = 0
         yield await generation.prepare()
         if not count_only:
-            async with aclosing(generation.answer()) as answer:
+            has_beams = generation.start.HasField("beams")
+            async with aclosing(generation.beams() if has_beams else generation.answer()) as answer:
                 async for response in answer:
                     yield response
         yield generation.summary()
@@ -103,6 +112,14 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
             read, token_ids = self.preprocessor.read, list(request.token_ids)
             text = await read(len(token_ids), self.preprocessor.template.text, token_ids)
         return thinker_pb2.DetokenizeResponse(text=text)
+
+    async def DescribeTokenizer(
+        self, request: thinker_pb2.DescribeTokenizerRequest, context: grpc.aio.ServicerContext
+    ) -> thinker_pb2.DescribeTokenizerResponse:
+        config = ""
+        async with self._admitted(context):
+            config = await self.preprocessor.read(0, self.preprocessor.template.described)
+        return thinker_pb2.DescribeTokenizerResponse(config_json=config)
 
     async def LoadLora(
         self, request: thinker_pb2.LoadLoraRequest, context: grpc.aio.ServicerContext
@@ -148,9 +165,12 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
     thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(servicer, stage.grpc)
 
     async def start() -> server_info_pb2.GetServerInfoResponse:
+        decoders = Decoders(settings.decoding_memory_bytes, settings.max_decoding_s)
+        stage.resources.callback(decoders.close)
+        decoders.server.start()
         engine = await stage.load(ThinkerEngine.start(settings))
         stage.resources.push_async_callback(engine.close)
-        preprocessor = Preprocessor(settings, engine)
+        preprocessor = Preprocessor(settings, engine, decoders)
         stage.resources.callback(preprocessor.close)
         stage.profiles.recorder = engine.recorder
         await _warm_up(engine, preprocessor)
@@ -174,6 +194,8 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 default_temperature=engine.sampling_defaults.get("temperature", 1.0),
                 default_top_p=engine.sampling_defaults.get("top_p", 1.0),
                 reasons=engine.checkpoint.reasoning is not None,
+                transcribes=engine.speech_prompts is not None,
+                max_sound_s=_finite(engine.speech_prompts.max_s) if engine.speech_prompts else 0.0,
             ),
         )
 
@@ -181,11 +203,31 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
 
 
 async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:
-    prompt = await preprocessor.prepare(Conversation([Message("user", ["Hello"])]))
+    hello = Conversation([Message("user", ["Hello"])])
+    if engine.speech_prompts is not None:
+        hello = Conversation([], spoken=SpokenInput(MediaFile("audio", _silence(), "warm-up"), "en"))
+    elif not engine.checkpoint.chat_template:
+        hello = Conversation([], raw=RawPrompt("Hello"))
+    prompt = await preprocessor.prepare(hello)
     request = thinker_pb2.SamplingParameters(max_tokens=2, ignore_eos=True)
     params = sampling_params(request, engine.sampling_defaults, engine.checkpoint.vocab_size)
     async for _ in engine.generate("warm-up", prompt, params):
         pass
+
+
+def _silence() -> bytes:
+    """A second of it, as a WAV file."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as wav:
+        wav.setnchannels(1)
+        wav.setsampwidth(2)
+        wav.setframerate(_WARM_UP_HZ)
+        wav.writeframes(bytes(2 * _WARM_UP_HZ))
+    return file.getvalue()
+
+
+def _finite(seconds: float) -> float:
+    return seconds if math.isfinite(seconds) else 0.0
 
 
 async def _end_with(engine: ThinkerEngine, stage: Stage) -> None:

@@ -1,5 +1,6 @@
 """From messages to token ids: the chat template, in which earlier answers are the sampled ids."""
 
+import json
 import re
 import secrets
 from collections.abc import Sequence
@@ -7,11 +8,12 @@ from functools import partial
 from typing import Any
 
 from services.common.errors import InvalidInput, StageError
-from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt, check_token_ids
-from services.thinker.family import ThinkerCheckpoint
+from services.thinker.conversation import ROLES, Conversation, MediaFile, Message, RawPrompt, check_token_ids
+from services.thinker.family import ThinkerCheckpoint, templater
 from services.thinker.tokens import PromptTokenizer, Stop, never
 
 _AT_A_TIME = 1000  # tokens
+_PLACE = re.compile("_file$|_files$|_or_path$|^backend$|^is_local$|^local_files_only$")
 
 
 class ChatTemplate:
@@ -23,7 +25,8 @@ class ChatTemplate:
     def __init__(self, checkpoint: ThinkerCheckpoint) -> None:
         self._checkpoint = checkpoint
         self._special_ids = checkpoint.special_ids
-        self._texts = PromptTokenizer(checkpoint.tokenizer)
+        media = checkpoint.tokenizer.convert_ids_to_tokens(list(checkpoint.placeholders.values()))
+        self._texts = PromptTokenizer(checkpoint.tokenizer, " ".join([checkpoint.chat_template, *media]))
 
     def least(self, conversation: Conversation) -> int:
         """Fewest tokens that the prompt can have: templates may leave out earlier answers."""
@@ -70,6 +73,16 @@ class ChatTemplate:
         check_token_ids("token_ids", token_ids, self._checkpoint.vocab_size)
         return "" if stop() else self._checkpoint.tokenizer.decode(token_ids, skip_special_tokens=False)
 
+    def described(self, stop: Stop = never) -> str:
+        """The tokenizer's configuration as a JSON object, without places of files."""
+        tokenizer = self._checkpoint.tokenizer
+        members = {name: value for name, value in tokenizer.init_kwargs.items() if not _PLACE.search(name)}
+        members["tokenizer_class"] = type(tokenizer).__name__
+        if self._checkpoint.chat_template:
+            members["chat_template"] = self._checkpoint.chat_template
+        # an added token is its text
+        return json.dumps(members, ensure_ascii=False, default=lambda value: getattr(value, "content", str(value)))
+
     def _given(self, raw: RawPrompt, most: int | None, stop: Stop) -> list[int]:
         if raw.token_ids:
             check_token_ids("prompt.token_ids", raw.token_ids, self._checkpoint.vocab_size)
@@ -77,7 +90,11 @@ class ChatTemplate:
         return self._texts.encode(raw.text, "prompt.text", True, most, stop)
 
     def _templated(self, conversation: Conversation, most: int | None, stop: Stop) -> list[int]:
+        if not self._checkpoint.chat_template:
+            reason = "this model takes none: it has no chat template, and continues texts; send a prompt instead"
+            raise InvalidInput("messages", f"{reason} (/v1/completions)")
         try:
+            self._refuse_unwritten(conversation)
             given = [(i, message) for i, message in enumerate(conversation.messages) if message.token_ids]
             return self._apply(conversation, {i: self._answer(i, message) for i, message in given}, most, stop)
         except StageError:
@@ -89,13 +106,31 @@ class ChatTemplate:
             reason = f"the model's chat template refuses them: {self._texts.reveal(str(error))}"
             raise InvalidInput("messages", reason) from error
 
+    def _refuse_unwritten(self, conversation: Conversation) -> None:
+        """Raises InvalidInput: the template leaves out a message of an unusual role."""
+        unusual = [i for i, message in enumerate(conversation.messages) if message.role not in ROLES]
+        if not unusual:
+            return
+        mark = secrets.token_hex(16)
+        turns = [
+            {"role": message.role, "content": f"{mark}-{i}-"} if i in unusual else self._turn(message)
+            for i, message in enumerate(conversation.messages)
+        ]
+        text = self._render(turns, conversation, conversation.asks)
+        for i in unusual:
+            if text.count(f"{mark}-{i}-") != 1:
+                reason = f"the model's chat template does not write messages of such a role; use {', '.join(ROLES)}"
+                raise InvalidInput(f"messages[{i}].role", reason)
+
     def opens_thought(self, conversation: Conversation, stop: Stop = never) -> bool:
         """Whether the prompt of `conversation` ends in a thought. Only what the template writes last counts: a user may
         write markers."""
         markers = self._checkpoint.reasoning
         is_open = conversation.asks or conversation.continues
-        if markers is None or conversation.raw is not None or not is_open or stop():
+        if markers is None or not is_open or stop():
             return False
+        if conversation.raw is not None:
+            return conversation.raw.opens_thought
         if conversation.continues:
             last = "".join(part for part in conversation.messages[-1].parts if isinstance(part, str))
             return last.rfind(markers.opening) > last.rfind(markers.closing)
@@ -147,7 +182,7 @@ class ChatTemplate:
         """The text: up to where an answer begins if it `asks`, up to the end of the last text if it `continues`."""
         system = self._checkpoint.system_prompt
         has_own = system is None or (turns and turns[0]["role"] == "system")
-        return self._checkpoint.processor.apply_chat_template(
+        return templater(self._checkpoint.processor).apply_chat_template(
             turns if has_own else [{"role": "system", "content": system}, *turns],
             tools=self._concealed(conversation.tools) or None,
             add_generation_prompt=asks,
@@ -157,7 +192,7 @@ class ChatTemplate:
         )
 
     def _encode(self, text: str, before: list[int], most: int | None, stop: Stop) -> list[int]:
-        return self._texts.encode(text, "messages", not before, most, stop, len(before))
+        return self._texts.encode(text, "messages", False, most, stop, len(before))
 
     def _turn(self, message: Message) -> dict[str, Any]:
         """As templates take it. Of what an application says itself, text that means a call or a thought stays so."""
@@ -166,7 +201,12 @@ class ChatTemplate:
             {"type": part.kind} if isinstance(part, MediaFile) else {"type": "text", "text": conceal(part)}
             for part in message.parts
         ]
-        if all(isinstance(part, str) for part in message.parts):
+        if spelled := [
+            self._checkpoint.spelled.get(part.kind) for part in message.parts if isinstance(part, MediaFile)
+        ]:
+            texts = [conceal(part) for part in message.parts if isinstance(part, str)]
+            content = "\n".join([*map(str, spelled), *texts]) if all(spelled) else content
+        else:
             content = conceal("".join(part for part in message.parts if isinstance(part, str)))
         turn: dict[str, Any] = {"role": message.role, "content": content}
         optional = {

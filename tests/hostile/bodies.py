@@ -1,8 +1,13 @@
 """Bodies that cost much, made from the schema that the OpenAPI document has of an endpoint."""
 
+import base64
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any
+
+from PIL import Image
 
 from tests.hostile.meter import MIB
 from tests.support.clients.schemas import Schema, sample
@@ -10,27 +15,57 @@ from tests.support.clients.schemas import Schema, sample
 MANY = 8 * MIB // 3  # items of 8 MiB
 FEWER = 130_000  # not refused by their number, but by what they are
 NAME = "gpt-" + "-tts" * 1750
-TEXT = "gpt-" + "-tts/.a" * (MIB // 8)  # a regular expression may go through it again and again
 
 
-def places(schema: Schema, kind: str) -> Iterator[tuple[Any, ...]]:
-    """Where a value of `kind` may be, below a value of `schema`: names of members, and 0 in lists."""
+def text(length: int) -> str:
+    """A regular expression may go through it again and again, whether it goes on at a slash or not."""
+    return "gpt-" + "-tts.a" * (length // 128) + "/" + "-tts/.a" * (length // 8)
+
+
+TEXT, SHORTER = text(MIB), text(MIB // 8)  # the shorter one shows all but what is linear
+Place = tuple[Any, ...]  # names of members, and 0 in lists
+OF_FILES = {"url", "data", "file", "image_url", "input_audio", "ref_audio", "video_url"}
+OF_KIND = {"frames": "video", "a picture without its end": "image"}
+
+
+@cache
+def files() -> dict[str, str]:
+    """Files in texts that become as many objects as they have signs, or more memory than all bodies have."""
+    picture = io.BytesIO()
+    Image.new("1", (8000, 7900)).save(picture, "PNG")
+    without_end = base64.b64encode(picture.getvalue()[:-12]).decode()
+    return {
+        "escapes": f"data:,{'%41' * MIB}",
+        "more escapes": f"data:,{'%41' * (2 * MIB)}",
+        "escaped base64": f"data:;base64,{'%41' * MIB}",
+        "words of base64": f"data:;base64,{'AB ' * (2 * MIB)}",
+        "frames": f"data:video/jpeg;base64,{',' * (6 * MIB)}",
+        "a picture without its end": f"data:image/png;base64,{without_end}",
+    }
+
+
+def places(schema: Schema, kind: str) -> dict[Place, Schema]:
+    """Where a value of `kind` may be, below a value of `schema`, and the value's schema."""
+    return dict(_places(schema, kind))
+
+
+def _places(schema: Schema, kind: str) -> Iterator[tuple[Place, Schema]]:
     for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
-        yield from places(choice, kind)
+        yield from _places(choice, kind)
     if schema.get("type") == kind:
-        yield ()
+        yield (), schema
     if schema.get("type") == "array":
-        yield from ((0, *place) for place in places(schema.get("items", {}), kind))
+        yield from (((0, *place), found) for place, found in _places(schema.get("items", {}), kind))
     for name, inner in schema.get("properties", {}).items():
-        yield from ((name, *place) for place in places(inner, kind))
+        yield from (((name, *place), found) for place, found in _places(inner, kind))
 
 
-def with_text(schema: Schema, place: tuple[Any, ...], text: str) -> bytes:
+def with_text(schema: Schema, place: Place, text: str) -> bytes:
     """The JSON of a value of `schema` that has `text` at `place`. Objects on the way there have what they must."""
     return json.dumps(_with(schema, place)).replace('"@"', text).encode()
 
 
-def _with(schema: Schema, place: tuple[Any, ...]) -> Any:
+def _with(schema: Schema, place: Place) -> Any:
     if not place:
         return "@"
     step, *rest = place
@@ -53,6 +88,7 @@ def _leads(schema: Schema, place: list[Any]) -> bool:
     return True
 
 
+@cache
 def items(text: str, count: int) -> str:
     return "[" + ",".join([text] * count) + "]"
 
@@ -61,35 +97,65 @@ def members(count: int, value: str = "1") -> str:
     return "{" + ",".join(f'"m{i}":{value}' for i in range(count)) + "}"
 
 
-def attacks(schema: Schema) -> Iterator[tuple[str, bytes, str | None]]:
-    """(what, JSON body, the code that it must be refused with; None: any answer will do but a failure)."""
-    lists = list(dict.fromkeys(places(schema, "array")))
-    objects = list(dict.fromkeys(places(schema, "object")))
-    texts = list(dict.fromkeys(places(schema, "string")))
+def attacks(schema: Schema) -> Iterator[tuple[str, Callable[[], bytes], str | None]]:
+    """(what, its JSON body, the code that it must be refused with; None: any answer will do but a failure)."""
+    lists, objects, texts = (list(places(schema, kind)) for kind in ("array", "object", "string"))
     whole = json.dumps(sample(schema))[:-1]
     start = whole + "," if whole != "{" else whole
-    for place in lists[:1] or [("unknown",)]:
-        body = with_text(schema, place, items("{}", MANY)) if lists else f'{start}"x":{items("{}", MANY)}}}'.encode()
-        yield f"8 MiB of objects at {place}", body, "json_too_large"
+    if lists:
+        yield f"8 MiB of objects at {lists[0]}", partial(_put, schema, lists[0], items, "{}", MANY), "json_too_large"
+    else:
+        yield "8 MiB of objects", lambda: f'{start}"x":{items("{}", MANY)}}}'.encode(), "json_too_large"
     for place in lists:
-        yield f"objects at {place}", with_text(schema, place, items("{}", FEWER)), None
-        yield f"numbers at {place}", with_text(schema, place, items("0", 3 * FEWER)), None
-        yield f"nulls at {place}", with_text(schema, place, items(_nulls(schema, place), 3000)), None
-    for place in objects:
-        if place:
-            yield f"members at {place}", with_text(schema, place, members(3000)), "json_too_large"
-            yield f"objects in {place}", with_text(schema, place, f'{{"a":{items("{}", FEWER)}}}'), None
-    yield "members", (start + members(30_000)[1:]).encode(), "json_too_large"
-    yield "unknown members", (start + members(2000)[1:]).encode(), None
-    yield "small objects", f'{start}"x":{items(members(3), 20_000)}}}'.encode(), "json_too_large"
-    yield "brackets", b"[" * MIB, "json_too_large"
-    yield "fewer brackets", b"[" * 300_000, "invalid_json"
-    yield "digits", f'{start}"x":{"9" * MIB}}}'.encode(), None
+        yield f"objects at {place}", partial(_put, schema, place, items, "{}", FEWER), None
+        numbers = 3 * FEWER if place == lists[0] else FEWER
+        yield f"numbers at {place}", partial(_put, schema, place, items, "0", numbers), None
+        yield f"nulls at {place}", partial(_put, schema, place, items, _nulls(schema, place), 3000), None
+    if any(objects):
+        place = max(objects, key=len)  # they are counted before it is known what has them
+        yield f"members at {place}", partial(_put, schema, place, members, 3000), "json_too_large"
+    for place in _unlike(places(schema, "object")):
+        yield f"objects in {place}", partial(_put, schema, place, _in_object, FEWER), None
+    yield "members", lambda: (start + members(30_000)[1:]).encode(), "json_too_large"
+    yield "unknown members", lambda: (start + members(2000)[1:]).encode(), None
+    yield "small objects", lambda: f'{start}"x":{items(members(3), 20_000)}}}'.encode(), "json_too_large"
+    yield "brackets", lambda: b"[" * MIB, "json_too_large"
+    yield "fewer brackets", lambda: b"[" * 300_000, "invalid_json"
+    yield "digits", lambda: f'{start}"x":{"9" * MIB}}}'.encode(), None
     for place in texts:
-        yield f"a text at {place}", with_text(schema, place, json.dumps(TEXT)), None
+        long = TEXT if place == texts[0] else SHORTER
+        yield f"a text at {place}", partial(_put, schema, place, json.dumps, long), None
+    for what, place in dict.fromkeys(_of_files([place for place in texts if place and place[-1] in OF_FILES])):
+        yield f"{what} at {place}", partial(_put, schema, place, json.dumps, files()[what]), None
 
 
-def _nulls(schema: Schema, place: tuple[Any, ...]) -> str:
+def _unlike(objects: dict[Place, Schema]) -> list[Place]:
+    """Those that may have any member, and of those that have members of their own one of each kind: models that refuse
+    others, and models that ignore them, are all alike."""
+    models = {found.get("additionalProperties"): place for place, found in objects.items() if "properties" in found}
+    return [place for place, found in objects.items() if place and "properties" not in found] + [
+        place for place in models.values() if place
+    ]
+
+
+def _of_files(found: list[Place]) -> Iterator[tuple[str, Place]]:
+    """(what, place): each file and each place once, and pictures and frames wherever they may be read as such."""
+    for i in range(max(len(found), len(files())) if found else 0):
+        yield list(files())[i % len(files())], found[i % len(found)]
+    for what, kind in OF_KIND.items():
+        named = [place for place in found if any(kind in str(step) for step in place)]
+        yield from ((what, place) for place in named or (found if kind == "image" else ()))
+
+
+def _put(schema: Schema, place: Place, make: Callable[..., str], *arguments: Any) -> bytes:
+    return with_text(schema, place, make(*arguments))
+
+
+def _in_object(count: int) -> str:
+    return f'{{"a":{items("{}", count)}}}'
+
+
+def _nulls(schema: Schema, place: Place) -> str:
     """An object of the list at `place` whose members are all null, but for those that say what it is."""
     item = (*place, 0)
     named = [found[-1] for found in places(schema, "null") if found[:-1] == item]

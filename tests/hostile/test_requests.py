@@ -3,16 +3,19 @@
 import asyncio
 import json
 import re
+import time
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import pytest
 
+from gateway.media.fetch import unescaped
 from tests.hostile import table
 from tests.hostile.bodies import FEWER, NAME, TEXT, attacks, items, members
 from tests.hostile.conftest import KEY
 from tests.hostile.meter import MAX_HELD_S, MIB, metered
 from tests.hostile.wire import Answer, ask
-from tests.support.systems.gateway import Running
+from tests.support.systems.gateway import METRICS_KEPT_S, Running
 
 MAX_RISE_MIB, MAX_CPU_S = 96, 1.0  # of bodies of up to 8 MiB; the client's own are in it
 JSON_TYPE, FORM_TYPE = "application/json", "multipart/form-data"
@@ -21,7 +24,12 @@ OF_VALUES = ("400", "json_too_large")
 
 
 def operations(gateway: Running) -> dict[str, Any]:
-    paths = gateway.app.openapi()["paths"].items()
+    return operations_of(gateway.app.openapi())
+
+
+def operations_of(document: dict[str, Any]) -> dict[str, Any]:
+    """By "METHOD path"."""
+    paths = document["paths"].items()
     return {f"{method.upper()} {path}": operation for path, methods in paths for method, operation in methods.items()}
 
 
@@ -55,7 +63,7 @@ async def test_json_costs_its_length(gateway: Running, name: str):
     assert schema is not None
     line = name.format(conversation_id=(await gateway.openai.conversations.create()).id)
     for what, body, code in attacks(schema):
-        answer = await cheap(gateway, line, what, body)
+        answer = await cheap(gateway, line, what, body())
         if code is None:
             assert answer.status in (400, *table.ENDPOINTS[name][1]), (name, what, answer)
         else:
@@ -96,3 +104,35 @@ async def test_long_names_cost_their_length(gateway: Running):
             long = re.sub(r"\{.*?\}", "x", re.sub(r"\{.*?\}", NAME, name, count=1))
             answer = await cheap(gateway, long, "", json.dumps({"items": [], "metadata": {}}).encode())
             assert answer.status in (400, *statuses), (name, answer)
+
+
+OF_FILES = {
+    "blanks": "data:audio/wav;base64," + "AB " * (2 * MIB),
+    "line ends": "data:audio/wav;base64," + "AB\n" * (2 * MIB),
+    "escapes": "data:audio/wav," + "%41" * (2 * MIB),
+    "escapes in base64": "data:audio/wav;base64," + "%41" * (2 * MIB),
+    "frames": "data:video/jpeg;base64," + "AB," * (2 * MIB),
+}
+
+
+@pytest.mark.parametrize("what", OF_FILES)
+async def test_a_file_costs_its_length(gateway: Running, what: str):
+    kind = "video_url" if what == "frames" else "audio_url"
+    content = [{"type": kind, kind: {"url": OF_FILES[what]}}]
+    body = json.dumps({"model": "scripted", "messages": [{"role": "user", "content": content}]}).encode()
+    answer = await cheap(gateway, "POST /v1/chat/completions", what, body)
+    assert (answer.status, answer.error["code"]) == (400, "invalid_media"), answer
+
+
+def test_unquoting_in_pieces_loses_nothing():
+    for lead in range(4):
+        text = "x" * lead + "%41%C3%A4b" * 30_000 + "%4"
+        assert unescaped(text) == unquote_to_bytes(text)
+
+
+async def test_metrics_are_made_once_a_second_however_often_they_are_asked_for(gateway: Running):
+    began, pages = time.monotonic(), set()
+    for _ in range(20):
+        page = (await gateway.http.get("/metrics")).text
+        pages.add(re.search(r"^process_cpu_seconds_total .*", page, re.MULTILINE)[0])  # pyright: ignore[reportOptionalSubscript]
+    assert 1 <= len(pages) <= 2 + (time.monotonic() - began) / METRICS_KEPT_S

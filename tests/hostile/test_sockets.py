@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from websockets.sync.client import connect
 from gateway.dialects.openai import speech_stream
 from gateway.dialects.realtime.events import CLIENT_EVENT_TYPES
 from tests.hostile.bodies import FEWER, MANY, TEXT, items, members
-from tests.hostile.conftest import KEY
+from tests.hostile.conftest import KEY, MAX_REALTIME_BYTES, OTHER_KEY
 from tests.hostile.meter import MAX_HELD_S, MIB, metered
 from tests.hostile.table import EVENTS, SOCKETS
 from tests.support.systems.gateway import Running
@@ -91,3 +92,36 @@ async def test_a_message_of_empty_frames_ends_its_connection(gateway: Running):
     answer, code = await asyncio.to_thread(exchange, gateway, "/v1/realtime", text, 20_000)
     assert answer == {}
     assert code in (1009, 1006)  # 1006: of a client that still sends
+
+
+def filled(gateway: Running, key: str, exits: ExitStack) -> int:
+    """Bytes of texts that a new session takes, which stays open."""
+    url = f"{gateway.url.replace('http', 'ws')}/v1/realtime"
+    socket = exits.enter_context(connect(url, additional_headers={"authorization": f"Bearer {key}"}, max_size=None))
+    taken = 0
+    for size in (MIB, 100_000):
+        content = [{"type": "input_text", "text": "x" * size}]
+        item = {"type": "message", "role": "user", "content": content}
+        while True:
+            socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+            while (answer := json.loads(socket.recv(timeout=60)))["type"] not in ("error", "conversation.item.added"):
+                pass
+            if answer["type"] == "error":
+                assert answer["error"]["code"] == "conversation_too_long"
+                break
+            taken += size
+    return taken
+
+
+async def test_many_conversations_are_bounded_in_sum(gateway: Running):
+    exits = ExitStack()
+    try:
+        taken = [await asyncio.to_thread(filled, gateway, KEY, exits) for _ in range(4)]
+        assert MAX_REALTIME_BYTES * 0.8 < sum(taken) < MAX_REALTIME_BYTES * 1.5, taken
+        others = await asyncio.to_thread(filled, gateway, OTHER_KEY, exits)
+        assert others > MAX_REALTIME_BYTES / 3, (taken, others)
+        await asyncio.to_thread(exits.close)
+        await gateway.until(lambda: gateway.app.state.gateway.realtime_sessions == 0)
+        assert await asyncio.to_thread(filled, gateway, KEY, exits) > MAX_REALTIME_BYTES * 0.8
+    finally:
+        await asyncio.to_thread(exits.close)

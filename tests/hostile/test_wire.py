@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.hostile.conftest import CONNECTIONS, KEY, STALL_S
 from tests.hostile.meter import MAX_HELD_S, MIB, metered
@@ -51,6 +52,9 @@ ATTACKS: dict[str, Callable[[Wire], object]] = {
 }
 
 
+SLOW = ("a slow head", "a slow body", "a body that nobody reads", "an answer that nobody reads")  # stopped by a time
+
+
 def answer_of(url: str, attack: Callable[[Wire], object], waits_s: float) -> Answer:
     wire = Wire(url, receive_buffer=4096 if waits_s else None)
     try:
@@ -64,15 +68,22 @@ def answer_of(url: str, attack: Callable[[Wire], object], waits_s: float) -> Ans
         wire.close()
 
 
-@pytest.mark.parametrize("what", WIRE)
-async def test_it_is_stopped(gateway: Running, what: str):
-    waits_s = STALL_S + 1 if what == "an answer that nobody reads" else 0
+@pytest.mark.parametrize("attacks", [SLOW, *((what,) for what in WIRE if what not in SLOW)], ids="; ".join)
+async def test_it_is_stopped(gateway: Running, attacks: tuple[str, ...]):
+    def attack(what: str) -> Answer:
+        waits_s = STALL_S + 1 if what == "an answer that nobody reads" else 0
+        try:
+            return answer_of(gateway.url, ATTACKS[what], waits_s)
+        except TimeoutError:
+            return Answer(-1, b"nothing came")
+
     with metered() as cost:
-        answer = await asyncio.to_thread(answer_of, gateway.url, ATTACKS[what], waits_s)
-    print(what, answer.status, answer.body[:100], cost)
-    assert answer.status in WIRE[what].answers, answer
-    if answer.status == 408:  # not the endpoint's own limit of time, which an endpoint without a body lacks
-        assert b"The request's" in answer.body
+        answers = await asyncio.gather(*(asyncio.to_thread(attack, what) for what in attacks))
+    for what, answer in zip(attacks, answers, strict=True):
+        print(what, answer.status, answer.body[:100], cost)
+        assert answer.status in WIRE[what].answers, (what, answer)
+        if answer.status == 408:  # not the endpoint's own limit of time, which an endpoint without a body lacks
+            assert b"The request's" in answer.body
     assert (cost.held_s < MAX_HELD_S, cost.rise_mib < MAX_RISE_MIB) == (True, True), cost
     assert (await gateway.http.get("/health")).status_code == 200
 
@@ -116,3 +127,41 @@ async def test_requests_that_run_keep_their_connections(gateway: Running):
     finally:
         for wire in busy:
             wire.close()
+
+
+async def test_a_client_that_leaves_ends_the_request_that_others_wait_behind(gateway: Running):
+    body = b'{"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}'
+
+    def ended() -> float:
+        """Requests that ended so, and not at `request_timeout_s`."""
+        labels = {"path": "/v1/chat/completions", "status": "499"}
+        return REGISTRY.get_sample_value("quartet_gateway_requests_total", labels) or 0.0
+
+    before = ended()
+    gateway.scripts["thinker"].hold = True
+    wire = Wire(gateway.url)
+    try:
+        wire.send(head("POST /v1/chat/completions", {**KEYED, "content-length": str(len(body))}) + body + GET)
+        await gateway.until(lambda: gateway.scripts["thinker"].requests)
+    finally:
+        wire.close()
+    await gateway.until(lambda: gateway.scripts["thinker"].ended == ["cancelled"])
+    await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)
+    await gateway.until(lambda: ended() == before + 1)
+
+
+async def test_nothing_is_written_into_an_answer_that_has_begun(gateway: Running):
+    """By requests that are too many behind it."""
+    body = b'{"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "stream": true}'
+    gateway.scripts["thinker"].hold, gateway.scripts["thinker"].after = True, 1
+    wire = Wire(gateway.url)
+    try:
+        wire.send(head("POST /v1/chat/completions", {**KEYED, "content-length": str(len(body))}) + body)
+        answer = await asyncio.to_thread(wire.socket.recv, 65_536)
+        wire.send(GET * 40)
+        while piece := await asyncio.to_thread(wire.socket.recv, 65_536):
+            answer += piece
+    finally:
+        wire.close()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1") == 1, answer

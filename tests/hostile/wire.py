@@ -19,18 +19,20 @@ class Answer:
     @property
     def error(self) -> dict[str, Any]:
         try:
-            found = json.loads(self.body).get("error") or {}
+            body = json.loads(self.body)
         except ValueError:
             return {}
+        found = body.get("error") if isinstance(body, dict) else None
         return found if isinstance(found, dict) else {}
 
 
 class Wire:
-    """A connection to the gateway at `url`."""
+    """A connection to the gateway at `url`. `address`: that it comes from."""
 
-    def __init__(self, url: str, receive_buffer: int | None = None) -> None:
+    def __init__(self, url: str, receive_buffer: int | None = None, address: str = "") -> None:
         parts = urlsplit(url)
         self.socket = socket.socket()
+        self.socket.bind((address, 0))
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(TIMEOUT_S)

@@ -5,7 +5,8 @@ import io
 import pytest
 import soundfile
 
-from gateway.listening.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses
+from gateway.listening.silero import RATE_HZ
+from gateway.listening.speech_windows import MAX_WINDOW_S, Pauses
 from gateway.media.encode import encode_audio
 from tests.support.samples.espeak import recording
 from tests.support.scripted.thinker import PIECES

@@ -209,7 +209,8 @@ async def test_a_key_sees_its_own_videos_only(key_file: Path, tmp_path: Path):
             assert [video["id"] for video in listed] == [made[ALICE]]  # nobody's is not everybody's
 
 
-async def test_a_changed_file_counts_within_seconds(key_file: Path):
+async def test_a_changed_file_counts_within_seconds(key_file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gateway.access.api_keys.CHECK_INTERVAL_S", 0.02)
     carol = new_key()
     async with running(api_keys_file=key_file) as gateway:
         thinker = gateway.scripts["thinker"]

@@ -187,6 +187,19 @@ def test_a_server_of_text_starts_the_thinker_alone():
     assert set(load_pipeline(ROOT / source).stages) == {"thinker"}
 
 
+def test_a_voice_has_a_model_of_its_own():
+    voiced = yaml.safe_load((ROOT / "deploy/docker/llm-tts.yaml").read_text())["services"]
+    (mount,) = voiced["gateway"]["volumes"]
+    [(source, target)] = re.findall(r"^\$\{QUARTET_PIPELINE:-(\S+)\}:(\S+):ro$", mount)
+    assert any(mounted.endswith(f":{target}:ro") for mounted in SERVICES["gateway"]["volumes"])
+    assert load_pipeline(ROOT / source).speaks_text
+    assert set(voiced) == {"gateway", "talker", "code2wav"}
+    for stage in ("talker", "code2wav"):
+        changed = voiced[stage]["environment"]
+        assert set(changed) <= set(SERVICES[stage]["environment"])
+        assert set(changed.values()) == {f"${{QUARTET_VOICE_MODEL:-{OMNI}}}", "${QUARTET_VOICE_MODEL_NAME:-}"}
+
+
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
 @pytest.mark.parametrize(("file", "stages"), [("speech", {"talker", "code2wav"}), ("text", {"thinker"})])
 def test_compose_leaves_stages_out(file, stages):
@@ -256,7 +269,9 @@ def test_containers_set_only_settings_that_exist(name):
 
 
 def test_the_example_sets_only_what_is_read():
-    files = COMPOSE + "".join((ROOT / f"deploy/docker/{name}.yaml").read_text() for name in ("gpu", *SECURITY))
+    files = COMPOSE + "".join(
+        (ROOT / f"deploy/docker/{name}.yaml").read_text() for name in ("gpu", "llm-tts", *SECURITY)
+    )
     read = set(re.findall(r"\$\{(\w+)", files)) | {"COMPOSE_FILE", "COMPOSE_PROFILES"}
     read |= set(re.findall(r"- (QUARTET_\w+)", (ROOT / "deploy/docker/settings.yaml").read_text()))
     example = set(re.findall(r"^#?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))

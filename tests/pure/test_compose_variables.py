@@ -38,9 +38,16 @@ ARRIVES = {
     ],
     "QUARTET_DIT_MODEL": ["services.dit.environment.QUARTET_DIT_MODEL"],
     "QUARTET_DIT_MODEL_NAME": ["services.dit.environment.QUARTET_DIT_SERVED_MODEL_NAME"],
+    "QUARTET_VOICE_MODEL": [
+        f"[llm-tts] services.{stage}.environment.QUARTET_{stage.upper()}_MODEL" for stage in STAGES[1:3]
+    ],
+    "QUARTET_VOICE_MODEL_NAME": [
+        f"[llm-tts] services.{stage}.environment.QUARTET_{stage.upper()}_SERVED_MODEL_NAME" for stage in STAGES[1:3]
+    ],
     "QUARTET_PIPELINE": [
         "services.gateway.volumes",
         "[text] services.gateway.volumes",
+        "[llm-tts] services.gateway.volumes",
         "[speech] services.gateway.volumes",
     ],
     "QUARTET_BIND": ["services.gateway.ports", "services.gateway.environment.QUARTET_GATEWAY_PUBLISHED_HOST"],
@@ -61,6 +68,7 @@ ARRIVES = {
     "GRAFANA_IMAGE": ["services.grafana.image"],
     "OTEL_COLLECTOR_IMAGE": ["services.otel-collector.image"],
     "HF_TOKEN": variable_of("HF_TOKEN", STAGES),
+    "HF_TOKEN_FILE": ["secrets.hf-token.file"],
     "HF_ENDPOINT": variable_of("HF_ENDPOINT", STAGES),
     "OMP_NUM_THREADS": variable_of("OMP_NUM_THREADS", STAGES),
     "GRPC_VERBOSITY": variable_of("GRPC_VERBOSITY"),
@@ -91,6 +99,7 @@ ELSEWHERE = {
     "QUARTET_KEY": "of a client's configuration",
     "QUARTET_KEPT_DIR": "of the tests",
     "HF_HOME": "in the images: below the volume of models",
+    "HF_TOKEN_PATH": "where the secret is mounted",
     "QUARTET_TLS_CERT": "in tls.yaml: below QUARTET_TLS_DIR",
     "QUARTET_TLS_KEY": "in tls.yaml: below QUARTET_TLS_DIR",
     "QUARTET_TLS_CA": "in tls.yaml: below QUARTET_TLS_DIR",
@@ -102,6 +111,7 @@ ELSEWHERE = {
 # Settings that follow from how the containers are put together; of the models, by a variable for all stages.
 FIXED = {"host", "port", "metrics_port", "tls_cert", "tls_key", "tls_ca", "tls_server_name", "shared_memory_dir"}
 FIXED |= {"pipeline", "published_host", "api_keys_file", "jobs_dir", "voices_dir", "model", "served_model_name"}
+FIXED |= {"revision"}  # NAME@REVISION is a model, too
 SETTINGS = {
     f"QUARTET_{process.upper()}_{setting.upper()}": process
     for process in OURS
@@ -140,7 +150,7 @@ def test_a_variable_that_is_named_arrives(variable):
     where = places(variable)
     assert where or variable in ELSEWHERE, f"{variable}, in {', '.join(NAMED[variable])}: where does it arrive?"
     for place in where:
-        files = re.match(r"\[(\w+)\] ", place)
+        files = re.match(r"\[([\w-]+)\] ", place)
         config = rendered({variable: VALUE}, *(files.groups() if files else ()))
         assert VALUE in at(config, place.rpartition(" ")[2]), f"{variable}, in {', '.join(NAMED[variable])}: {place}"
 
@@ -159,8 +169,18 @@ def test_a_setting_that_is_not_set_is_left_to_the_process(files):
     for name in OURS:
         environment = rendered({}, *files)["services"][name]["environment"]
         empty = {variable for variable, value in environment.items() if not value}
-        may_be = {"HF_TOKEN", "OTEL_EXPORTER_OTLP_ENDPOINT", f"QUARTET_{name.upper()}_SERVED_MODEL_NAME"}
+        may_be = {"OTEL_EXPORTER_OTLP_ENDPOINT", f"QUARTET_{name.upper()}_SERVED_MODEL_NAME"}
         assert empty <= may_be
+
+
+def test_stages_read_the_hubs_token_from_a_file():
+    config = rendered({"HF_TOKEN_FILE": "./hf-token"})
+    assert config["secrets"] == {"hf-token": {"file": "./hf-token"}}
+    for name in STAGES:
+        service = config["services"][name]
+        assert (service["secrets"], service["environment"]["HF_TOKEN_PATH"]) == (["hf-token"], "/run/secrets/hf-token")
+        assert "HF_TOKEN" not in service["environment"]
+    assert not (ROOT / rendered({})["secrets"]["hf-token"]["file"]).read_text()
 
 
 def test_no_name_is_held_to_anything_without_being_named():

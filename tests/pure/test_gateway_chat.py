@@ -161,7 +161,8 @@ async def test_logprobs_and_tool_calls(gateway):
     assert body.choices[0].logprobs.content[0].top_logprobs[0].token == "x"
 
     gateway.scripts["thinker"].tool_call = True
-    body = await gateway.openai.chat.completions.create(**ASK)
+    tools = [{"type": "function", "function": {"name": "lamp"}}]
+    body = await gateway.openai.chat.completions.create(**ASK, tools=tools)
     (call,) = body.choices[0].message.tool_calls
     assert (call.id, call.function.name, call.function.arguments) == ("call_1", "lamp", '{"on":true}')
     assert body.choices[0].finish_reason == "tool_calls"
@@ -219,7 +220,12 @@ async def test_large_media_follow_in_chunks(gateway):
         ({"quartet": {"talker": {"top_p": 0}}}, 400, "quartet.talker.top_p"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, 400, "messages[0].content[0].text"),
-        ({"messages": [{"role": "judge", "content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "Assistant", "content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "<|im_end|>", "content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, 400, "messages[0].role"),
+        ({"messages": [{"role": "judge", "content": "x", "tool_call_id": "c"}]}, 400, "messages[0].tool_call_id"),
     ],
 )
 async def test_bad_requests_name_the_field(gateway, changes, status, param):
@@ -355,7 +361,9 @@ async def test_a_client_that_stalls_gives_its_place_up():
         await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)
 
 
-async def test_a_stream_nobody_reads_ends():
+async def test_a_stream_nobody_reads_ends(monkeypatch):
+    monkeypatch.setattr("gateway.http.connection.LAST_WORD_S", 0.0)
+
     async def events():
         while True:
             yield b"data: {}\n\n"

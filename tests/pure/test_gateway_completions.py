@@ -3,19 +3,23 @@
 import asyncio
 import base64
 import json
+import math
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.access.api_keys import new_key
+from gateway.answers import rendering
 from services.common.errors import ContextTooLong, InvalidInput, QueueFull
 from tests.pure.test_api_keys import bearer, entry, write
 from tests.support.k8s.pool import METRICS
 from tests.support.samples.media import png
-from tests.support.scripted.thinker import PIECES
+from tests.support.scripted.thinker import MEDIUM, MEDIUM_TOKENS, PIECES
 from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -89,7 +93,7 @@ async def test_completions_tell_token_ids(gateway: Running) -> None:
         last = [choice for choice in last if choice["index"] == last[-1]["index"]]
         assert [choice["prompt_token_ids"] for choice in last] == [first, *[None] * (len(last) - 1)]
         assert [token_id for choice in last for token_id in choice["token_ids"]] == [0, 1, 2]
-    assert "token_ids" not in (await gateway.http.post("/v1/completions", json=ASK)).json()["choices"][0]
+    assert (await gateway.http.post("/v1/completions", json=ASK)).json()["choices"][0]["token_ids"] is None
 
 
 async def test_an_echoed_prompt_has_its_log_probabilities(gateway: Running) -> None:
@@ -129,6 +133,17 @@ async def test_prompts_of_ids_have_log_probabilities(gateway: Running) -> None:
     asked["sampling_params"]["prompt_logprobs"] = 0
     assert [len(each or ()) for each in (await _generated(gateway, asked))["prompt_logprobs"]] == [0, 1, 1]
     assert "prompt_logprobs" not in await _generated(gateway, IDS)
+
+
+async def test_chosen_tokens_of_prompts_have_log_probabilities(gateway: Running) -> None:
+    chosen = {"prompt_logprob_token_ids": [[3], [4, 10]], "prompt_logprob_start": 1, "n": 2}
+    whole = await _generated(gateway, {"token_ids": [1, 2, 3, 4], "sampling_params": chosen})
+    scores = np.load(BytesIO(base64.b64decode(whole["prompt_token_id_logprobs"])))
+    assert (scores.dtype, scores.tolist()) == (np.float32, [[-3.0, -math.inf], [-4.0, -10.0]])
+    first, second = sorted(gateway.scripts["thinker"].requests, key=lambda start: start.request_id)
+    assert [list(row.ids) for row in first.sampling.prompt_logprob_token_ids] == [[3], [4, 10]]
+    assert (first.sampling.prompt_logprob_start, len(second.sampling.prompt_logprob_token_ids)) == (1, 0)
+    assert "prompt_token_id_logprobs" not in await _generated(gateway, IDS)
 
 
 async def _generated(gateway: Running, body: dict[str, Any]) -> dict[str, Any]:
@@ -238,9 +253,145 @@ async def test_the_tokenizer_is_asked(gateway: Running) -> None:
     told = (await gateway.http.post("/tokenize", json=asked)).json()
     assert told == {"count": 2, "max_model_len": told["max_model_len"], "tokens": [104, 233], "token_strs": ["h", "é"]}
     assert (await gateway.http.post("/detokenize", json={"tokens": [104, 233]})).json() == {"prompt": "hé"}
+    assert (await gateway.http.get("/tokenizer_info")).json() == {"tokenizer_class": "Letters"}
     chat = {"messages": [{"role": "user", "content": "ab"}], "add_generation_prompt": False}
     assert (await gateway.http.post("/tokenize", json=chat)).json()["tokens"] == [97, 98]
     assert gateway.scripts["thinker"].requests[-1].no_generation_prompt
+
+
+async def test_the_tokenizer_reads_media(gateway: Running) -> None:
+    """The ids are those that a chat of the same messages has, media included."""
+    url = f"data:image/png;base64,{base64.b64encode(png(8, 8)).decode()}"
+    image = {"type": "image_url", "image_url": {"url": url}}
+    chat = {"messages": [{"role": "user", "content": [image, {"type": "text", "text": "ab"}]}]}
+    given = {
+        "tools": [{"type": "function", "function": {"name": "look"}}],
+        "chat_template_kwargs": {"b": 3},
+        "add_generation_prompt": False,
+    }
+    told = (await gateway.http.post("/tokenize", json=chat | given)).json()
+    asked = gateway.scripts["thinker"].requests[-1]
+    assert (told["tokens"], told["count"], told["token_strs"]) == ([*[MEDIUM] * 3, 97, 98], 5, None)
+    assert (asked.count_only, asked.no_generation_prompt, len(asked.tools)) == (True, True, 1)
+    assert (asked.chat_template_kwargs_json, bool(asked.messages[0].content[0].media.data)) == ('{"b": 3}', True)
+    refused = await gateway.http.post("/tokenize", json=chat | {"return_token_strs": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "return_token_strs")
+    broken = {"messages": [{"role": "user", "content": [image | {"image_url": {"url": "data:image/png;base64,AAAA"}}]}]}
+    refused = (await gateway.http.post("/tokenize", json=broken)).json()["error"]
+    assert (refused["param"], refused["code"]) == ("messages[0].content[0]", "invalid_media")
+
+
+PNG = f"data:image/png;base64,{base64.b64encode(png(8, 8)).decode()}"
+SEEN = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PNG}}, {"type": "text", "text": "ab"}]}
+RENDERED = [  # members of a chat and, of the rendered request, members that differ from its own, with their values
+    ({}, {}, {"max_tokens": None, "logprobs": None}),
+    (
+        {"temperature": 0.5, "stop": "x", "logit_bias": {"5": 1}, "n": 2, "max_tokens": 9, "seed": 3},
+        {},
+        {"temperature": 0.5, "stop": ["x"], "logit_bias": {"5": 1.0}, "n": 2, "max_tokens": 9, "seed": 3},
+    ),
+    ({"logprobs": True, "prompt_logprobs": 1}, {}, {"logprobs": 0, "prompt_logprobs": 1}),
+    ({"structured_outputs": {"json": {"type": "object"}}}, {}, {"structured_outputs": {"json": {"type": "object"}}}),
+    ({"response_format": {"type": "json_object"}}, {}, {"response_format": {"type": "json_object"}}),
+    (
+        {"stream": True, "stream_options": {"include_usage": True}, "priority": 2},
+        {"stream": True, "stream_options": {"include_usage": True}, "priority": 2},
+        {},
+    ),
+]
+
+
+@pytest.mark.parametrize("has_media", [False, True])
+async def test_a_rendered_chat_is_answered_as_it_would_be(gateway: Running, has_media: bool) -> None:
+    """What is rendered goes as it is to generate, and the thinker is asked the same, but for the prompt's form."""
+    thinker = gateway.scripts["thinker"]
+
+    def latest(requests: list[Any]) -> Any:
+        """Of several answers, which come in any order, the last one's."""
+        return max(requests[-members.get("n", 1) :], key=lambda request: request.sampling.seed)
+
+    for members, own, sampling in RENDERED:
+        chat = {"model": "scripted", "messages": [SEEN if has_media else {"role": "user", "content": "ab"}], **members}
+        told = (await gateway.http.post("/v1/chat/completions/render", json=chat)).raise_for_status().json()
+        assert thinker.requests[-1].count_only
+        ids = [*[MEDIUM] * (MEDIUM_TOKENS * has_media), 97, 98]
+        assert told["token_ids"] == ids
+        assert told["reasoning_ended"] is True
+        assert {name: told[name] for name in own} == own
+        assert told["sampling_params"].items() >= sampling.items()
+        await gateway.http.post("/inference/v1/generate", json=told)
+        of_ids = latest(thinker.requests)
+        assert list(of_ids.prompt.token_ids.ids) == [*[MEDIUM] * has_media, 97, 98]
+        assert [each.data for each in of_ids.prompt.media] == [png(8, 8)] * has_media
+        await gateway.http.post("/v1/chat/completions", json=chat)
+        of_chat = latest(thinker.requests)
+        assert (of_ids.sampling, of_ids.priority) == (of_chat.sampling, of_chat.priority), members
+
+
+async def test_features_are_the_media_and_their_places(gateway: Running) -> None:
+    chat = {"messages": [SEEN, SEEN]}
+    told = (await gateway.http.post("/v1/chat/completions/render", json=chat)).json()
+    ids, media = told["token_ids"], told["features"]
+    places = [{"offset": 0, "length": 3}, {"offset": 5, "length": 3}]
+    assert (media["mm_placeholders"], len(media["mm_hashes"]["image"])) == ({"image": places}, 2)
+    without = (await gateway.http.post("/v1/chat/completions/render", json=chat | {"mm_payload": "none"})).json()
+    assert without["features"] == media | {"kwargs_data": None}
+    # the same ids with the files beside them, in vLLM's form of a part
+    parts = [{"type": "image_url", "url": PNG}] * 2
+    asked = {"token_ids": [MEDIUM, 97, 98] * 2, "content_parts": parts, "return_token_ids": True}
+    whole = await _generated(gateway, asked)
+    assert (whole["prompt_token_ids"], whole["mm_placeholders"]) == (ids, {"image": places})
+    streamed = events_of((await gateway.http.post("/inference/v1/generate", json=asked | {"stream": True})).text)
+    assert [event.get("prompt_token_ids") for event in streamed] == [ids, *[None] * (len(streamed) - 1)]
+    assert streamed[0]["mm_placeholders"] == {"image": places}
+    bad = [
+        (without, "features.kwargs_data"),
+        (told | {"content_parts": parts}, "features"),
+        (told | {"features": media | {"mm_hashes": {}}}, "features.mm_hashes"),
+        (told | {"features": media | {"kwargs_data": {"image": ["AAAA"] * 2}}}, "features.kwargs_data.image[0]"),
+        (told | {"token_ids": ids[:-3]}, "features.mm_placeholders"),
+        (told | {"token_ids": [*ids, 97], "features": _at(media, 0, 4)}, "token_ids"),
+        (told | {"features": _at(media, 0, 6)}, "features.mm_placeholders"),
+    ]
+    for body, param in bad:
+        refused = await gateway.http.post("/inference/v1/generate", json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+
+
+async def test_large_media_are_not_given_back(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "MAX_FILE_BYTES", len(png(8, 8)))
+    for messages, status in (([SEEN], 200), ([SEEN, SEEN], 400)):
+        told = await gateway.http.post("/v1/chat/completions/render", json={"messages": messages})
+        assert told.status_code == status
+    assert told.json()["error"]["param"] == "mm_payload"
+    without = {"messages": messages, "mm_payload": "none"}
+    assert (await gateway.http.post("/v1/chat/completions/render", json=without)).status_code == 200
+
+
+def _at(media: dict[str, Any], index: int, length: int) -> dict[str, Any]:
+    """`media`, of which image `index` is longer."""
+    places = [dict(place) for place in media["mm_placeholders"]["image"]]
+    places[index]["length"] = length
+    return media | {"mm_placeholders": {"image": places}}
+
+
+async def test_a_prompt_that_ends_in_a_thought_stays_so(gateway: Running) -> None:
+    gateway.scripts["thinker"].thought = ("hm",)
+    chat = {"messages": [{"role": "user", "content": "ab"}]}
+    told = (await gateway.http.post("/v1/chat/completions/render", json=chat)).json()
+    assert told["reasoning_ended"] is False
+    await gateway.http.post("/inference/v1/generate", json=told)
+    assert gateway.scripts["thinker"].requests[-1].prompt.opens_thought
+
+
+async def test_rendered_completions(gateway: Running) -> None:
+    thinker, asked = gateway.scripts["thinker"], ASK | {"prompt": ["ab", "c"], "logprobs": 2, "seed": 5}
+    told = (await gateway.http.post("/v1/completions/render", json=asked)).raise_for_status().json()
+    assert [each["token_ids"] for each in told] == [[97, 98], [99]]
+    for each in told:
+        await _generated(gateway, each)
+        sampling = thinker.requests[-1].sampling
+        assert (sampling.max_tokens, sampling.top_logprobs, sampling.seed) == (16, 2, 5)
 
 
 async def test_a_client_that_leaves_ends_the_work(gateway: Running) -> None:
@@ -257,6 +408,8 @@ async def test_a_client_that_leaves_ends_the_work(gateway: Running) -> None:
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+LAMP = {"type": "function", "function": {"name": "lamp"}}
+RENDER = "/v1/chat/completions/render"
 BAD = [
     ("/v1/completions", {"prompt": ""}, "prompt"),
     ("/v1/completions", {"prompt": []}, "prompt"),
@@ -275,7 +428,20 @@ BAD = [
     ("/inference/v1/generate", {"token_ids": []}, "token_ids"),
     ("/inference/v1/generate", {"token_ids": [-1]}, "token_ids[0]"),
     ("/inference/v1/generate", {"token_ids": ["a"]}, "token_ids[0]"),
-    ("/inference/v1/generate", {"features": {}}, "features"),
+    ("/inference/v1/generate", {"features": {}}, "features.mm_hashes"),
+    ("/inference/v1/generate", {"features": {"mm_hashes": {}, "mm_placeholders": {}, "kwargs": {}}}, "features.kwargs"),
+    (RENDER, {"use_beam_search": True}, "use_beam_search"),
+    (RENDER, {"echo": True}, "echo"),
+    (RENDER, {"modalities": ["text", "audio"]}, "modalities"),
+    (RENDER, {"tools": [LAMP], "tool_choice": "required"}, "tool_choice"),
+    (RENDER, {"tools": [LAMP], "response_format": {"type": "json_object"}}, "tools"),
+    (RENDER, {"quartet": {"thinker": {"use_audio_in_video": True}}}, "quartet.thinker.use_audio_in_video"),
+    (RENDER, {"mm_payload": "files"}, "mm_payload"),
+    (RENDER, {"model": "another"}, "model"),
+    (RENDER, {"media_io_kwargs": {"video": {"num_frames": 4}}}, "media_io_kwargs"),
+    ("/v1/completions/render", {"echo": True}, "echo"),
+    ("/v1/completions/render", {"use_beam_search": True}, "use_beam_search"),
+    ("/v1/completions/render", {"prompt": ""}, "prompt"),
     ("/inference/v1/generate", {"cache_salt": "x"}, "cache_salt"),
     ("/inference/v1/generate", {"kv_transfer_params": {}}, "kv_transfer_params"),
     ("/inference/v1/generate", {"sampling_params": {"prompt_logprobs": 21}}, "sampling_params.prompt_logprobs"),
@@ -284,6 +450,21 @@ BAD = [
         {"sampling_params": {"prompt_logprobs": 1}, "stream": True},
         "sampling_params.prompt_logprobs",
     ),
+    (
+        "/inference/v1/generate",
+        {"sampling_params": {"prompt_logprob_token_ids": [[1]]}, "stream": True},
+        "sampling_params.prompt_logprob_token_ids",
+    ),
+    (
+        "/inference/v1/generate",
+        {"sampling_params": {"prompt_logprob_token_ids": [[1] * 21]}},
+        "sampling_params.prompt_logprob_token_ids[0]",
+    ),
+    (
+        "/inference/v1/generate",
+        {"sampling_params": {"prompt_logprob_start": 1}},
+        "sampling_params.prompt_logprob_start",
+    ),
     ("/inference/v1/generate", {"sampling_params": {"temperature": 3}}, "sampling_params.temperature"),
     ("/inference/v1/generate", {"content_parts": [IMAGE]}, "content_parts[0]"),
     ("/inference/v1/generate", {"content_parts": [{"type": "text"}]}, "content_parts[0].type"),
@@ -291,12 +472,14 @@ BAD = [
     ("/tokenize", {}, "prompt"),
     ("/tokenize", {"prompt": "x" * (4 * 1024 * 1024)}, "prompt"),
     ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
-    ("/tokenize", {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
+    ("/tokenize", {"messages": [{"role": "user", "content": [IMAGE]}], "return_token_strs": True}, "return_token_strs"),
     ("/detokenize", {"tokens": [1_114_112]}, "tokens"),
     ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
 ]
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": ASK,
+    "/v1/completions/render": ASK,
+    RENDER: {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]},
     "/inference/v1/generate": IDS,
     "/inference/v1/abort_requests": {"request_ids": ["x"]},
     "/tokenize": {"prompt": "a"},

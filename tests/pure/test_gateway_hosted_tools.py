@@ -171,6 +171,10 @@ REFUSED = [
     ({"tools": [LAMP], "tool_choice": TOOL}, "tool_choice.type"),
     ({"n": 2}, "n"),
     ({"messages": [USER, ANSWER | {"images": "x"}, USER]}, "messages[1].images"),
+    (
+        {"messages": [USER, {"role": "user", "content": [{"type": "image_url", "image_url": None, "uuid": "a"}]}]},
+        "messages[1].content[0].image_url",
+    ),
     ({"messages": [USER, ANSWER | {"images": [{}]}, USER]}, "messages[1].images[0].image_url.url"),
     # counted in the client's messages, though the thinker gets more of them
     (

@@ -9,6 +9,7 @@ import threading
 import wave
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -19,6 +20,7 @@ from gateway.media import fetch, names
 from gateway.media.check import MediaFile, check, load_media
 from gateway.media.fetch import Fetcher, MediaError, decode_base64, decode_data_url
 from gateway.settings import GatewaySettings
+from tests.support.samples.media import wav
 
 
 def limits(**changes) -> GatewaySettings:
@@ -319,6 +321,13 @@ def test_good_images(file_format):
     check("image", picture(32, 20, file_format), limits())
 
 
+def test_pictures_are_decoded_by_stages_only(monkeypatch):
+    """One of 64 million pixels takes 192 MB, and a request may have many: also if a PNG lacks its end."""
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    for content in (picture(40, 40), picture(40, 40)[:-12], picture(40, 40, "JPEG")[:-2]):
+        check("image", content, limits())
+
+
 def test_good_sound():
     check("audio", sound(1600), limits())
     check("audio", sound(1600, claimed_bytes=0xFFFFFFFF), limits())  # of a program that wrote to a pipe
@@ -329,7 +338,6 @@ def test_good_sound():
     [
         ("image", b"", "is empty"),
         ("image", b"nonsense", "corrupt"),
-        ("image", picture(32, 32)[:60], "corrupt"),
         ("image", picture(1, 1), "at least 4"),
         ("image", picture(40, 40), "more than the 1100 allowed"),
         ("audio", b"", "is empty"),
@@ -345,3 +353,34 @@ def test_good_sound():
 def test_bad_files(kind, content, says):
     with pytest.raises(MediaError, match=says):
         check(kind, content, limits(media_max_image_pixels=1100, media_max_audio_s=2))
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_takes_too_much_memory_to_check() -> None:
+    """Names its part, and the next request is checked."""
+    file = MediaFile("messages[0].content[1]", "audio", content=wav(1.0) + bytes(96 << 20))
+    fetcher = Fetcher(limits(decoding_memory_bytes=64 << 20))
+    with pytest.raises(ApiError, match=r"content\[1\]: .* more memory") as caught:
+        await load_media(fetcher, [file])
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_media", file.field)
+    file.content = wav(1.0)
+    await load_media(fetcher, [file])
+    await fetcher.close()
+
+
+@pytest.mark.asyncio
+async def test_a_request_of_many_files_leaves_processes_to_others(monkeypatch) -> None:
+    fetcher, running, most = Fetcher(limits(media_max_parts=64)), 0, 0
+
+    async def run(*_: Any) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    monkeypatch.setattr(fetcher.decoding, "run", run)
+    url = f"data:image/png;base64,{base64.b64encode(picture(8, 8)).decode()}"
+    await load_media(fetcher, [MediaFile("a", "image", url) for _ in range(64)])
+    assert most == 2
+    await fetcher.close()

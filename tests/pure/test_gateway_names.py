@@ -80,7 +80,6 @@ async def test_the_own_name_is_told(gateway):
         ("/v1/audio/speech", {"model": "tts-1", "input": "Yes.", "voice": "aloy"}),
         ("/v1/audio/transcriptions", {"model": "tts-1", "file": "AAAA"}),
         ("/v1/chat/completions", {"model": "tts-1", "messages": MESSAGES}),
-        ("/v1/chat/completions", {"model": "", "messages": MESSAGES}),
         ("/v1/completions", {"model": "whisper-1", "prompt": "hi"}),
         ("/v1/images/generations", {"model": "dall-e-3", "prompt": "a cat"}),
     ],

@@ -79,7 +79,7 @@ async def test_a_chat_calls_it_and_shows_the_words_alone(gateway: Running) -> No
     thinker.calls = [CALL]
     tools = {"tools": [{"type": "weather"}], "tool_choice": {"type": "weather"}}
     body = (await gateway.chat({"model": "scripted", "messages": [USER]} | tools)).json()
-    assert body["choices"][0]["message"] == {"role": "assistant", "content": TEXT, "refusal": None}
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": TEXT, "refusal": None, "reasoning": None}
     first, second = thinker.requests
     assert [(tool.name, json.loads(tool.parameters_json)["required"]) for tool in first.tools] == [
         ("weather", ["city"])

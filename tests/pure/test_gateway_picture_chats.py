@@ -40,7 +40,9 @@ async def test_chat_answers_with_a_picture(gateway):
         seed=4,
         n=2,
         temperature=0.5,
-        extra_body={"quartet": {"dit": {"size": "32x32", "num_inference_steps": 6, "lora": "ink"}}},
+        extra_body={
+            "quartet": {"dit": {"size": "32x32", "num_inference_steps": 6, "lora": "ink", "arguments": {"eta": 1}}}
+        },
     )
     for i, choice in enumerate(body.choices):
         (part,) = choice.message.content
@@ -51,6 +53,7 @@ async def test_chat_answers_with_a_picture(gateway):
     assert body.model_extra["quartet"]["seed"] == 4
     (start,) = gateway.scripts["dit"].requests
     assert (start.prompt, start.num_inference_steps, start.loras[0].name) == ("a boat\nat sea", 6, "ink")
+    assert start.arguments == '{"eta": 1}'
 
 
 async def test_chat_edits_the_pictures_of_the_last_message(gateway):
@@ -70,6 +73,10 @@ async def test_chat_edits_the_pictures_of_the_last_message(gateway):
     (start,) = gateway.scripts["dit"].requests
     assert [image.field for image in start.images] == ["messages[2].content[1]", "messages[2].content[2]"]
     assert bytes(gateway.scripts["dit"].media) == png(1) + png(2)
+    for part in (shown(png(3)), {"type": "image_url", "image_url": None}):
+        chat = {"model": MODEL, "messages": [said(spoken("in blue"), part | {"uuid": "mine"})]}
+        assert (await gateway.chat(chat)).status_code == 200
+    assert bytes(gateway.scripts["dit"].media) == png(1) + png(2) + 2 * png(3)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +115,8 @@ async def test_stage_errors_of_a_chat(gateway):
     assert (await gateway.refusal(ask))[1]["param"] == "messages[0].content"
     gateway.scripts["dit"].error = InvalidInput("width", "is too much")
     assert (await gateway.refusal(ask))[1]["param"] == "quartet.dit.size"
+    gateway.scripts["dit"].error = InvalidInput("arguments.eta", "must be float")
+    assert (await gateway.refusal(ask))[1]["param"] == "quartet.dit.arguments.eta"
     gateway.scripts["dit"].error = QueueFull("full")
     assert (await gateway.refusal(ask))[0] == 429
 

@@ -109,6 +109,12 @@ def test_text_only(load):
         ("  text: a\n", "  text: a\n  text: a\n", 16, "twice (first on line 15)"),
         ("outputs:", "modle: x\noutputs:", 14, "modle: unknown key"),
         ("    kind: talker\n", "    kind: [\n", 9, "not valid YAML"),
+        (
+            "    source: a\n",
+            "    source: a\n    reads: codes\n",
+            10,
+            "stages.b.reads: Input should be 'states' or 'text'",
+        ),
     ],
 )
 def test_faults_are_named_with_their_line(load, old, new, line, says):
@@ -128,6 +134,22 @@ def test_the_shipped_dit_file_is_valid():
 def test_every_shipped_file_is_valid():
     for file in SHIPPED.parent.glob("*.yaml"):
         assert load_pipeline(file).stages
+
+
+def test_a_talker_that_reads_text_has_a_model_of_its_own(load):
+    config = load(GOOD.replace("    source: a\n", "    source: a\n    reads: text\n"))
+    assert (config.sources("b"), config.streams("b"), config.streams("c")) == (["a"], [], ["b"])
+    assert config.answer == config.route("speech") == ["a", "b", "c"]
+    assert (config.model_stage("text"), config.model_stage("speech"), config.speaks_text) == ("a", "b", True)
+    assert load(GOOD).model_stage("speech") == "a"
+
+
+def test_a_talker_that_reads_text_needs_a_source_for_it(load):
+    text = (
+        "stages:\n  b: {kind: talker, address: 'h:2', reads: text}\n  c: {kind: code2wav, address: 'h:3', source: b}\n"
+    )
+    with pytest.raises(YamlError, match=r"p.yaml:2: stages.b.reads: says what it takes of its source, and it has none"):
+        load(text + "outputs: {speech: c}\n")
 
 
 def test_a_dit_with_an_encoder(load):

@@ -72,9 +72,9 @@ async def test_a_trace_has_no_spans_of_another_keys_request_of_the_same_id(
     keys = write(tmp_path / "keys.yaml", entry("one", one), entry("other", other), entry("admin", admin, admin=True))
     async with running(api_keys_file=keys) as gateway:
 
-        async def starts(key: str) -> list[float]:
+        async def starts(key: str, stage: str = "thinker") -> list[float]:
             found = await gateway.http.get("/v1/quartet/trace/shared", headers=bearer(key))
-            return [span["start_us"] for span in found.json()["spans"] if span["stage"] == "thinker"]
+            return [span["start_us"] for span in found.json()["spans"] if span["stage"] == stage]
 
         for key in (one, other, one):
             assert (await gateway.chat(ASK, headers=bearer(key) | {"x-request-id": "shared"})).status_code == 200
@@ -88,6 +88,7 @@ async def test_a_trace_has_no_spans_of_another_keys_request_of_the_same_id(
         monkeypatch.setattr("gateway.dialects.operators.profiles._ask", ask)
         assert await starts(admin) == at_us
         assert (await starts(one), await starts(other)) == (at_us[::2], at_us[1:2])
+        assert [len(await starts(key, "gateway")) for key in (one, other, admin)] == [2, 1, 3]
 
 
 async def test_a_request_that_is_served_has_a_span():

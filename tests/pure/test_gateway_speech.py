@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from gateway.answers.sentences import cut
+from gateway.pipeline.sentences import cut
 from quartet.v1 import talker_pb2
 from services.common.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ

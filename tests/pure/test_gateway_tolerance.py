@@ -1,5 +1,6 @@
 """What clients send back, or send by habit: it is taken, and what has no effect is named. A typo stays a 400."""
 
+import base64
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from gateway.answers import harmless
 from tests.support.clients.responses import create
 from tests.support.clients.schemas import sample
+from tests.support.samples.media import png
 from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,6 +31,10 @@ CACHED = {"cache_control": {"type": "ephemeral"}}
 @pytest.fixture
 def gateway(speech_gateway: Running) -> Running:
     return speech_gateway
+
+
+URL = "data:image/png;base64," + base64.b64encode(png()).decode()
+NAMED = {"type": "image_url", "image_url": {"url": URL, "uuid": "1"}, "uuid": "1"}
 
 
 def part(**members: Any) -> dict[str, Any]:
@@ -132,6 +138,11 @@ HABITS: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", ASK | {"tools": [LAMP | CACHED]}, "cache_control"),
     ("/v1/chat/completions", ASK | {"user": None, "store": None}, ""),
     ("/v1/chat/completions", ASK | {"stream": True, "store": False}, "store"),
+    ("/v1/chat/completions", ASK | {"min_new_tokens": None, "kwargs": {}}, ""),
+    ("/v1/chat/completions", ASK | {"kv_transfer_params": None, "cache_salt": ""}, ""),
+    ("/v1/chat/completions", ASK | {"messages": [USER | {"content": [NAMED, part()]}]}, "uuid"),
+    ("/invocations", ASK | {"user": "u"}, "user"),
+    ("/invocations", {"prompt": "x", "prompt_embeds": [], "user": "u"}, "user"),
     ("/v1/responses", {"model": "scripted", "input": "x", "client_metadata": {}}, "client_metadata"),
     ("/v1/audio/speech", {"input": "x", "backend": "kokoro", "lang_code": "a"}, "backend, lang_code"),
     ("/v1/audio/speech", {"input": "x", "volume_multiplier": 1.0}, ""),
@@ -147,6 +158,11 @@ async def test_what_has_no_effect_is_named(gateway, path, body, named):
     metrics = (await gateway.http.get("/metrics")).text
     for member in filter(None, named.split(", ")):
         assert f'quartet_gateway_ignored_members_total{{member="{member}",path="{path}"}}' in metrics
+
+
+async def test_what_only_lmdeploys_servers_do_is_refused(gateway):
+    status, error = await gateway.refusal(ASK | {"min_new_tokens": 5})
+    assert (status, error["param"]) == (400, "min_new_tokens")
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
@@ -217,7 +233,14 @@ async def test_a_typo_in_any_member_of_any_endpoint_is_refused(gateway, with_mes
     assert {path: places for path, places in lenient.items() if places} == expected
 
 
-WITH_MESSAGES = ("/v1/chat/completions", "/tokenize", "/v1/messages", "/v1/messages/count_tokens")
+WITH_MESSAGES = (
+    "/v1/chat/completions",
+    "/v1/chat/completions/batch",
+    "/v1/chat/completions/render",
+    "/tokenize",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+)
 REFUSED_BEFORE_THEY_ARE_READ = (
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
@@ -230,6 +253,8 @@ LENIENT = {
     "/v1/messages": OTHERS,
     "/v1/messages/count_tokens": OTHERS,
     "/v1/chat/completions": ANSWERS | {".tools[]"},
+    "/v1/chat/completions/batch": {".messages[][]", ".tools[]"},
+    "/v1/chat/completions/render": ANSWERS | {".tools[]"},
     "/tokenize": ANSWERS,
     "/v1/responses": {".text", ".reasoning", ".stream_options", ".conversation"},
     "/v1/responses/input_tokens": {".text", ".reasoning", ".stream_options", ".conversation"},
@@ -243,7 +268,7 @@ async def test_the_table_of_the_documents():
     named = {where: sorted(re.findall(r"`(\w+)`", members)) for where, members in rows.items() if "`" in members}
     assert named == {
         "`POST /v1/chat/completions`": sorted(harmless.CHATS),
-        "messages, their parts, and tools": sorted((*harmless.CACHING, "annotations")),
+        "messages, their parts, and tools": sorted((*harmless.CACHING, *harmless.MEDIA, "annotations")),
         "`POST /v1/completions`": sorted(harmless.COMPLETIONS),
         "`POST /v1/responses`": sorted(harmless.RESPONSES),
         "`POST /v1/audio/speech`": sorted(harmless.SPEECH),

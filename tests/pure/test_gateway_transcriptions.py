@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import re
+import signal
 import tempfile
 import threading
 import time
@@ -25,12 +26,16 @@ from gateway.answers.transcription import audio_sources
 from gateway.answers.transcription.audio_sources import FileSound
 from gateway.answers.transcription.formats import Segment, srt, vtt
 from gateway.http.connection import drain
-from gateway.listening.speech_windows import MAX_WINDOW_S, RATE_HZ, Pauses, WindowFinder, decoded
+from gateway.listening.silero import RATE_HZ
+from gateway.listening.speech_windows import MAX_WINDOW_S, Pauses, WindowFinder
 from gateway.media.encode import encode_audio
+from gateway.media.long_sounds import SoundFile
 from gateway.tasks import cancel
 from quartet.v1 import thinker_pb2
 from services.common.errors import ContextTooLong, InternalError, InvalidInput, QueueFull
+from services.common.media.sound import read_sound
 from tests.support.disks import small_disk
+from tests.support.scripted.preprocessing import processes
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import Running
 
@@ -114,6 +119,24 @@ async def test_how_a_transcript_is_sampled(gateway, path):
     assert not any(gateway.scripts["thinker"].requests[-1].sampling.HasField(name) for name in sampling)
 
 
+@pytest.mark.parametrize("path", [PATH, "/v1/audio/translations"])
+async def test_the_best_transcript_of_a_search(gateway, path):
+    told = await post(gateway, path, use_beam_search="true", n="3", length_penalty="0.5")
+    assert told.json()["text"] == " ".join([SAID] * 3), told.text
+    for start in gateway.scripts["thinker"].requests:
+        assert start.beams == thinker_pb2.BeamSearch(width=3, length_penalty=0.5)
+    bad: dict[str, Any] = {
+        "stream": {"stream": "true"},
+        "repetition_penalty": {"repetition_penalty": "1.5"},
+        "n": {"n": "9"},
+    }
+    for name, given in bad.items():
+        refused = await post(gateway, path, use_beam_search="true", **{"n": "2"} | given)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name), refused.text
+    assert (await post(gateway, path, n="2")).json()["error"]["param"] == "n"
+    assert (await post(gateway, path, n="1")).status_code == 200
+
+
 async def test_a_translation_is_into_the_language_that_is_named(gateway):
     path = "/v1/audio/translations"
     wanted: dict[str, Any] = {"response_format": "verbose_json", "language": "fr"}
@@ -181,8 +204,7 @@ async def test_a_stream(gateway, path):
 
 async def test_a_stream_for_clients_of_vllm(gateway):
     """The events are OpenAI's still: a client of either reads the same text."""
-    fields = {"stream_include_usage": "True", "stream_continuous_usage_stats": "True"}
-    *deltas, done = events = await streamed(gateway, **fields)
+    *deltas, done = events = await streamed(gateway, stream_include_usage="True")
     assert {(event["object"], event["model"], event["id"]) for event in events} == {
         ("transcription.chunk", "scripted", done["id"])
     }
@@ -193,6 +215,11 @@ async def test_a_stream_for_clients_of_vllm(gateway):
     usage = done["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (usage["input_tokens"], usage["output_tokens"])
     assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"] == 39
+    assert not [event for event in deltas if "usage" in event]
+    fields = {"stream_include_usage": "True", "stream_continuous_usage_stats": "True"}
+    counted = [event["usage"]["total_tokens"] for event in await streamed(gateway, **fields)]
+    assert counted == sorted(counted)
+    assert (counted[0], counted[-1]) == (0, 39)
 
 
 async def test_a_translation(gateway):
@@ -433,20 +460,40 @@ async def test_empty_lines_do_not_end_a_subtitle():
 async def test_who_leaves_during_a_long_silence_ends_the_listening(gateway, monkeypatch):
     listening, ended = threading.Event(), threading.Event()
 
-    def silence(content: bytes) -> Iterator[bytes]:
+    def silence(_: SoundFile) -> Iterator[np.ndarray]:
         end = time.monotonic() + 120  # a guard: the thread of a gateway that goes on listening would never end
         try:
             while time.monotonic() < end:
-                yield bytes(3200)
+                yield np.zeros(1600, np.float32)
                 listening.set()
         finally:
             ended.set()
 
-    monkeypatch.setattr("gateway.answers.transcription.audio_sources.decoded", silence)
+    monkeypatch.setattr(SoundFile, "_read", silence)
     asking = asyncio.create_task(post(gateway))
     await gateway.until(listening.is_set)
     asking.cancel()
     await gateway.until(ended.is_set)
+
+
+async def test_a_crash_of_its_decoder_is_the_sounds(gateway, monkeypatch):
+    read, decoding = SoundFile._read, threading.Event()
+
+    def read_and_tell(file: SoundFile) -> Iterator[np.ndarray]:
+        for piece in read(file):
+            decoding.set()
+            yield piece
+
+    monkeypatch.setattr(SoundFile, "_read", read_and_tell)
+    asking = asyncio.create_task(post(gateway, sound=silence(3600)))
+    await gateway.until(decoding.is_set)
+    # not sooner: one that dies before it decodes is no file's fault
+    for process in processes(gateway.app.state.gateway.fetcher.decoding.sounds.decoders):
+        process.send_signal(signal.SIGSEGV)
+    error = (await asking).json()["error"]
+    assert (asking.result().status_code, error["code"], error["param"]) == (400, "invalid_media", "file")
+    assert "its decoder crashed" in error["message"]
+    assert (await post(gateway)).json()["text"]
 
 
 async def test_sound_that_is_too_long_for_the_time_is_an_error(gateway, monkeypatch):
@@ -474,15 +521,16 @@ async def test_hours_of_silence_delay_nobody(gateway, monkeypatch):
     long.cancel()
 
 
-async def test_an_owner_s_files_wait_for_each_other_and_for_no_other_owner(monkeypatch):
+async def test_an_owner_s_files_wait_for_each_other_and_for_no_other_owner(gateway, monkeypatch):
+    files = gateway.app.state.gateway.fetcher.decoding.sounds
     monkeypatch.setattr(audio_sources, "_LISTENERS", ThreadPoolExecutor(1))
     content = silence(3600)
-    many = [FileSound(content, Pauses(), 60, owner="alice") for _ in range(16)]
+    many = [FileSound(files, content, Pauses(), 60, owner="alice") for _ in range(16)]
     listening = [asyncio.create_task(drain(sound.windows())) for sound in many]
     while sum(sound.duration_s for sound in many) < 10:
         await asyncio.sleep(0.01)
     before_s = sum(sound.duration_s for sound in many)
-    await drain(FileSound(silence(25), Pauses(), 60, owner="bob").windows())
+    await drain(FileSound(files, silence(25), Pauses(), 60, owner="bob").windows())
     assert sum(sound.duration_s for sound in many) - before_s < 80  # some rounds of 10 s
     await cancel(*listening)
 
@@ -519,5 +567,5 @@ async def test_a_broken_detector_is_an_error_and_no_hang(gateway, monkeypatch):
 
 async def test_what_is_decoded_is_the_sound_whatever_the_file():
     for file_format in ("wav", "flac", "mp3", "opus", "aac"):
-        samples = np.frombuffer(b"".join(decoded(encode_audio(spoken(1), RATE_HZ, file_format))), "<i2")
+        samples = np.concatenate(list(read_sound(encode_audio(spoken(1), RATE_HZ, file_format), RATE_HZ)))
         assert len(samples) == pytest.approx(len(spoken(1)) / 2, abs=0.1 * RATE_HZ)

@@ -6,6 +6,7 @@ import io
 import time
 from pathlib import Path
 
+import av
 import numpy as np
 import openai
 import pytest
@@ -19,6 +20,7 @@ from tests.support.systems.video import (
     DRAWN_SEED,
     FPS,
     MODEL,
+    RATE_HZ,
     SOUND_INFO,
     STEPS,
     VIDEO_INFO,
@@ -26,6 +28,7 @@ from tests.support.systems.video import (
     decode_mp4,
     frames_of,
     gateway_before,
+    samples_of,
     scripted_dit,
 )
 
@@ -94,6 +97,28 @@ async def test_defaults_are_the_model_s(gateway):
     fields = {field.name for field, _ in start.ListFields()}
     assert fields == {"request_id", "prompt", "count", "num_frames", "pixel_format", "progress_interval_ms"}
     assert start.request_id == created["id"]
+
+
+async def test_a_video_has_its_sound(tmp_path, monkeypatch):
+    info = server_info_pb2.DitInfo()
+    info.CopyFrom(VIDEO_INFO)
+    info.soundtrack_rate_hz = RATE_HZ
+    async with scripted_dit(info) as stage, gateway_before(stage, tmp_path) as client:
+        video_id = await create(client)
+        await client.reaches(video_id, "completed")
+        content = (await client.http.get(f"{PATH}/{video_id}/content")).content
+        (start,) = client.script.requests
+        monkeypatch.setattr("tests.support.systems.video.samples_of", lambda start: np.zeros((5, 3), np.float32))
+        await client.reaches(await create(client), "failed")  # no sound has three channels
+    frames, _ = decode_mp4(content)
+    assert np.abs(frames.astype(int) - frames_of(start)).mean() < 4
+    with av.open(io.BytesIO(content)) as container:
+        (track,) = container.streams.audio
+        assert (track.codec_context.name, track.rate, track.channels) == ("aac", RATE_HZ, 2)
+        heard = np.concatenate([frame.to_ndarray() for frame in container.decode(track)], axis=1)  # pyright: ignore[reportAttributeAccessIssue]
+    sent = samples_of(start).T
+    assert len(sent.T) <= len(heard.T) < len(sent.T) + 2048  # frames of AAC are whole
+    assert np.square(heard[:, : len(sent.T)] - sent).sum() < 0.01 * np.square(sent).sum()
 
 
 async def test_ranges_of_the_file(gateway):

@@ -136,7 +136,7 @@ async def test_what_is_said_in_an_uploaded_sample_is_used_unless_it_is_not_to_be
 async def test_long_text_is_spoken_in_one_voice(gateway, monkeypatch):
     """And the longest sample goes through gRPC with each piece."""
     assert (await upload(gateway, wav(tone(30)))).status_code == 200
-    monkeypatch.setattr("gateway.dialects.openai.speech._most_bytes", lambda *_: 20)
+    monkeypatch.setattr("gateway.answers.voice_options.SpeakPlan.most_bytes", lambda *_: 20)
     response = await speak(gateway, voice="anna", input="One sentence. And a second one! A third. Four.")
     starts = gateway.scripts["talker"].requests
     assert response.content == PCM16 * len(starts)

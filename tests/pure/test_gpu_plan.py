@@ -5,6 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import torch
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
+from cli import check, gpu_plan
 from cli import gpus as gpu_query
 from cli.budget import CONTEXT_BYTES, GIB, MIB, THINKER_STEP_BYTES, Demand, Gpus, Layout, share_out
 from cli.budget_report import GPUS
-from cli.check import stage_settings
 from cli.gpu_plan import share_gpus
 from cli.main import app
 from cli.plan import LaunchError, PlannedStage
@@ -37,9 +38,18 @@ WITH_ADAPTERS = ["--lora-root=/adapters", "--lora-experts=true", "--max-lora-ran
 TOO_SMALL_FOR_ADAPTERS = {*TOO_SMALL, ("30B", SMALL, 8), ("30B", MIDDLE, 4), ("30B", "96 GB (RTX PRO 6000)", 1)}
 
 
+_read = cache(check.stage_settings)
+
+
+def stage_settings(kind: str, model: str, flags: Sequence[str]) -> Any:
+    """As the product reads them, but the same flags once."""
+    return _read(kind, model, tuple(flags))
+
+
 @pytest.fixture(autouse=True)
 def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM is built for CUDA, and the hub has the published models' sizes."""
+    monkeypatch.setattr(gpu_plan, "stage_settings", stage_settings)
     monkeypatch.setattr("cli.gpu_plan.vllm_is_for_cpus", lambda: False)
     monkeypatch.setattr("cli.gpu_plan.read_sizes", lambda model: PUBLISHED[model])
 

@@ -1,14 +1,18 @@
 """deploy/k8s: every overlay is valid by the API's schemas and its objects fit each other, the code and the images."""
 
 import copy
+import ipaddress
 import re
+from itertools import filterfalse
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from cli.budget import MIB, Demand, Gpus, share_out
 from cli.budget_report import GPUS
+from gateway.media.fetch import _EMBEDDED_IPV4, _SPECIAL, is_public
 from services.families.qwen3_omni.budget import PUBLISHED
 from tests.support.k8s.breaks import BREAKS, POOL_BREAKS, break_it
 from tests.support.k8s.checks import problems
@@ -29,6 +33,21 @@ def rendered() -> dict[str, list[Object]]:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_objects_fit_each_other(rendered, overlay):
     assert problems(rendered[overlay]) == []
+
+
+def test_a_gateway_reaches_no_address_that_it_refuses(rendered):
+    """Those of its own list, and the networks that embed IPv4 addresses."""
+    rules = Cluster(rendered["single-gpu"]).get("NetworkPolicy", "gateway")["spec"]["egress"]
+    blocks = [to["ipBlock"] for rule in rules for to in rule.get("to", ()) if "ipBlock" in to]
+    assert [block["cidr"] for block in blocks] == ["0.0.0.0/0", "::/0"]
+    closed = [ipaddress.ip_network(each) for block in blocks for each in block["except"]]
+    assert all(not is_public(str(network[0])) for network in closed)
+    routed: list[Any] = [*_SPECIAL, *(embedded for embedded, _ in _EMBEDDED_IPV4[2:])]
+
+    def is_closed(network: Any) -> bool:
+        return any(network.version == each.version and network.subnet_of(each) for each in closed)
+
+    assert list(filterfalse(is_closed, routed)) == []
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -57,6 +76,17 @@ def test_ucx_is_added_to_an_overlay(tmp_path, overlay):
         validate.validate(each, "1.32", strict=True)
 
 
+def test_stages_read_the_hubs_token_from_a_file():
+    found = Cluster(build(K8S / "overlays" / "scaled")).of("Deployment")
+    stages = [each for each in found if each["metadata"]["name"] != "gateway"]
+    assert len(stages) == 4
+    for each in stages:
+        (container,) = pod_of(each)["containers"]
+        variables = {variable["name"]: variable.get("value") for variable in container["env"]}
+        (mount,) = [mount for mount in container["volumeMounts"] if mount["name"] == "hugging-face"]
+        assert (variables["HF_TOKEN_PATH"], "HF_TOKEN" in variables) == (f"{mount['mountPath']}/token", False)
+
+
 @pytest.mark.parametrize(("overlay", "components"), WITH_TLS)
 def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
     objects = build(with_components(tmp_path, overlay, components))
@@ -65,7 +95,8 @@ def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
     for each in cluster.of("Deployment"):
         name = each["metadata"]["name"]
         assert cluster.settings(name).tls_cert is not None
-        secrets += [v["secret"]["secretName"] for v in pod_of(each)["volumes"] if "secret" in v]
+        mounted = [volume["secret"] for volume in pod_of(each)["volumes"] if "secret" in volume]
+        secrets += [secret["secretName"] for secret in mounted if not secret.get("optional")]
     more = {"scaled": ["thinker", "dit"], "speech": []}.get(overlay, ["thinker"])
     names = ["gateway", "talker", "code2wav", *more]
     assert sorted(secrets) == sorted(["gateway-keys", *(f"{name}-tls" for name in names)])
@@ -107,6 +138,17 @@ def test_a_server_of_text_has_the_thinker_alone(tmp_path, overlay, more, gpus):
     assert cluster.pipeline()["outputs"] == {"text": "thinker"}
     (container,) = pod_of(cluster.get("Deployment", "thinker"))["containers"]
     assert container["resources"]["limits"].get("nvidia.com/gpu") == gpus
+
+
+def test_a_voice_of_another_model_reads_the_thinkers_text(tmp_path):
+    models = ["QUARTET_THINKER_MODEL=a/llm", "QUARTET_TALKER_MODEL=a/tts", "QUARTET_CODE2WAV_MODEL=a/tts"]
+    own = [{"name": "model", "behavior": "merge", "literals": models}]
+    objects = build(with_components(tmp_path, "single-gpu", ["llm-tts"], configMapGenerator=own))
+    assert problems(objects) == []
+    cluster = Cluster(objects)
+    assert stages_of(cluster) == ["thinker", "talker", "code2wav"]
+    assert cluster.pipeline()["stages"]["talker"]["reads"] == "text"
+    assert [cluster.settings(stage).model for stage in stages_of(cluster)] == ["a/llm", "a/tts", "a/tts"]
 
 
 POOL_KINDS = ("InferencePool", "HTTPRoute")  # of definitions that a cluster has to install

@@ -1,6 +1,7 @@
 """What a request takes of its key's limits: as much as it has answers, drawings and minutes of sound."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from gateway.access import api_key
 from gateway.access.api_key import ApiKey, ApiKeyEntry
 from gateway.access.api_keys import digest, new_key
 from gateway.errors import ApiError
+from gateway.http import bodies
 from tests.pure.test_api_keys import ASK, bearer, counted, entry, write
 from tests.support.clients.pictures import ASK as DRAW
 from tests.support.samples.media import wav
 from tests.support.systems.gateway import Running, running
+from tests.support.systems.routes import endpoints
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 FOUR_A_MINUTE, ONE_AT_A_TIME, LISTENS, TALKS, ABORTS, FREE = [new_key() for _ in range(6)]
@@ -48,6 +51,14 @@ async def gateway(with_keys: Running) -> AsyncIterator[Running]:
 
 async def post(gateway: Running, path: str, body: dict[str, Any], key: str) -> httpx.Response:
     return await gateway.http.post(path, json=body, headers=bearer(key))
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_beams_are_answers_of_the_key(gateway: Running, path: str) -> None:
+    body = (ASK if path.startswith("/v1/chat") else {"prompt": "a"}) | {"n": 3, "use_beam_search": True}
+    refused = await post(gateway, path, body, ONE_AT_A_TIME)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "n")
+    assert not gateway.scripts["thinker"].requests
 
 
 @pytest.mark.parametrize(
@@ -143,6 +154,26 @@ async def test_conversations_take_a_place_and_of_the_rate(gateway: Running) -> N
     assert (await chatting).status_code == 200
 
 
+# What ends work, and what administrators do.
+NEED_NO_PLACE = {
+    *("/v1/responses/{response_id}/cancel", "/inference/v1/abort_requests", "/start_profile", "/stop_profile"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
+}
+
+
+async def test_whatever_is_asked_for_takes_a_place(gateway: Running) -> None:
+    thinker = gateway.scripts["thinker"]
+    thinker.hold = True
+    chatting = asyncio.create_task(post(gateway, "/v1/chat/completions", ASK, ONE_AT_A_TIME))
+    await thinker.holding.wait()
+    paths = {path for method, path in endpoints(gateway.app) if method == "POST"}
+    assert len(paths - NEED_NO_PLACE) > 20
+    answers = {path: await post(gateway, re.sub(r"\{\w+\}", "x", path), {}, ONE_AT_A_TIME) for path in paths}
+    assert {path for path, answer in answers.items() if answer.status_code != 429} == NEED_NO_PLACE
+    thinker.go_on()
+    assert (await chatting).status_code == 200
+
+
 async def test_what_ends_requests_counts_for_the_rate_and_needs_no_place(gateway: Running) -> None:
     abort, thinker = {"request_ids": ["mine"]}, gateway.scripts["thinker"]
     thinker.hold = True
@@ -212,6 +243,54 @@ async def test_drawings_count_as_requests(tmp_path: Path) -> None:
         gateway.scripts["dit"].go_on()
         assert (await drawing).status_code == 200
         assert counted("quartet_gateway_key_running_requests", key="dave") == 0
+
+
+FULL = "too_many_large_bodies"
+
+
+async def test_what_requests_hold_is_limited_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bodies, and what is read of the store. A small request always fits."""
+    monkeypatch.setattr(bodies, "FREE_BYTES", 10_000)
+    keys = [new_key() for _ in range(3)]
+    file = write(tmp_path / "keys.yaml", *(entry(name, key) for name, key in zip("abc", keys, strict=True)))
+    text = "x" * 110_000
+    large = {"model": "scripted", "messages": [{"role": "user", "content": text}]}
+    async with running(api_keys_file=file, max_body_bytes=200_000) as gateway:
+        talk = (
+            await post(gateway, "/v1/conversations", {"items": [{"role": "user", "content": text}]}, keys[0])
+        ).json()
+        items = f"/v1/conversations/{talk['id']}/items"
+        continued = {"model": "scripted", "input": "hi", "conversation": talk["id"]}
+        first = (await post(gateway, "/v1/responses", {"model": "scripted", "input": text}, keys[0])).json()["id"]
+        following = {"model": "scripted", "input": "hi", "previous_response_id": first}
+        thinker = gateway.scripts["thinker"]
+        thinker.hold = True
+        chat = "/v1/chat/completions"
+
+        async def begun(body: dict[str, Any], key: str) -> asyncio.Task[httpx.Response]:
+            running_now = thinker.running
+            asking = asyncio.create_task(post(gateway, chat, body, key))
+            await gateway.until(lambda: thinker.running > running_now)
+            return asking
+
+        asking = [await begun(large, keys[0])]
+        refused = [
+            await post(gateway, chat, large, keys[0]),
+            await post(gateway, "/v1/responses", continued, keys[0]),
+            await post(gateway, "/v1/responses", following, keys[0]),
+            *[await gateway.http.get(path, headers=bearer(keys[0])) for path in (items, f"/v1/responses/{first}")],
+            await gateway.http.get(f"/v1/responses/{first}/input_items", headers=bearer(keys[0])),
+        ]
+        refused.append(await post(gateway, "/v1/messages", large | {"max_tokens": 5}, keys[2]))
+        assert [(each.status_code, each.headers.get("retry-after")) for each in refused] == [(503, "5")] * 6 + [
+            (529, "5")
+        ]
+        assert {each.json()["error"].get("code", FULL) for each in refused} == {FULL}
+        asking.append(await begun(ASK, keys[0]))
+        thinker.go_on()
+        assert [(await each).status_code for each in asking] == [200] * 2
+        assert (await post(gateway, chat, large, keys[0])).status_code == 200
+        assert (await gateway.http.get(items, headers=bearer(keys[0]))).status_code == 200
 
 
 async def test_biases_are_limited(gateway: Running) -> None:

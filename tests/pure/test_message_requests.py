@@ -38,7 +38,7 @@ def read(changes: dict[str, Any]) -> tuple[thinker_pb2.GenerateStart, Any]:
     try:
         conversation.read(request)
         chat = chat_request(request, conversation)
-        for media, file in fill_messages(start, cast(Gateway, None), chat.messages):
+        for media, file in fill_messages(start, cast(Gateway, None), chat.messages, None):
             media.data = file.url.encode()
             media.field = conversation.own_name(media.field)
         fill_tools(start, chat.tools, chat.tool_choice)

@@ -3,7 +3,9 @@
 import asyncio
 import http.server
 import threading
+import time
 
+import httpx
 import pytest
 
 from services.common.telemetry import metrics
@@ -25,6 +27,14 @@ async def test_liveness_readiness_and_metrics_have_a_path_each(port: int):
     assert await asyncio.to_thread(healthy, port, "/health") == (0, "")
     assert await asyncio.to_thread(healthy, port, "/ready") == (1, "/ready: 503 NOT_SERVING")
     assert await asyncio.to_thread(healthy, port, "/metrics") == (0, "")
+
+
+async def test_a_page_of_metrics_is_made_anew_four_times_a_second_at_most(port: int):
+    begun, pages = time.monotonic(), set()
+    async with httpx.AsyncClient(verify=False) as client:
+        for _ in range(20):
+            pages.add((await client.get(f"http://127.0.0.1:{port}/metrics")).text)  # each tells the time of the process
+    assert 1 <= len(pages) <= 2 + (time.monotonic() - begun) / metrics.KEPT_S
 
 
 async def test_an_event_loop_that_hangs_is_not_healthy(port: int, monkeypatch):

@@ -1,8 +1,6 @@
 """What the user says in `/v1/realtime`, written down, with scripted stages."""
 
-import numpy as np
 import pytest
-import soxr
 
 from gateway.dialects.realtime import session_handler
 from services.common.errors import QueueFull
@@ -19,9 +17,7 @@ SAID = "".join(PIECES)
 @pytest.fixture(scope="module")
 def sentence() -> bytes:
     """A sentence, PCM of 24 kHz."""
-    spoken = recording(2.0, [0.2])
-    samples = np.frombuffer(spoken.pcm16, "<i2")
-    return soxr.resample(samples, spoken.rate_hz, 24_000).tobytes()
+    return recording(2.0, [0.2]).pcm16_at(24_000)
 
 
 async def commit(client: RealtimeClient, sound: bytes) -> str:

@@ -6,12 +6,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
-import soxr
 from websockets.asyncio.client import connect
 
-from gateway.listening.speech_windows import RATE_HZ
+from gateway.listening.silero import RATE_HZ
 from gateway.media.encode import encode_audio
 from services.common.errors import QueueFull
 from tests.support.clients.realtime_client import base64_of, session
@@ -27,9 +25,7 @@ PIECE_BYTES = 6400  # as guidellm sends it
 @pytest.fixture(scope="module")
 def sentences() -> bytes:
     """Two sentences with a pause after each, PCM16."""
-    spoken = recording(2.0, [1.0])
-    samples = np.frombuffer(spoken.pcm16, "<i2")
-    return 2 * soxr.resample(samples, spoken.rate_hz, RATE_HZ).tobytes()
+    return 2 * recording(2.0, [1.0]).pcm16_at(RATE_HZ)
 
 
 class Client:

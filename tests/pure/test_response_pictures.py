@@ -53,13 +53,17 @@ async def test_a_picture_is_made_told_and_changed_in_the_next_turn(painter: Runn
 
     thinker.calls = [("image_generation", '{"prompt": "a blue cat", "action": "edit"}')]
     response_id = events[-1]["response"]["id"]
-    edited = await create(painter, "make it blue", tools=[TOOL], previous_response_id=response_id)
+    asked = {"tools": [TOOL], "previous_response_id": response_id}
+    edited = await create(painter, "make it blue", **asked, extra_body={"enable_response_messages": True})
     assert [item.type for item in edited.output] == ["image_generation_call", "message"]
     assert edited.output[0].action == "edit"
     call = thinker.requests[2].messages[1].tool_calls[0]  # as the model wrote it, also in the next turn
     assert json.loads(call.arguments_json) == {"prompt": picture["revised_prompt"]} == {"prompt": "a cat"}
     assert (dit.requests[1].prompt, len(dit.requests[1].images)) == ("a blue cat", 1)
     assert bytes(dit.media) == base64.b64decode(picture["result"]) or dit.requests[1].images[0].data
+    prompts = [edited.model_extra["input_messages"][0]["message"], edited.model_extra["output_messages"][1]["message"]]
+    assert prompts[1].startswith(prompts[0])  # of the first turn, and of the next
+    assert [each["tokens"] for each in edited.model_extra["output_messages"][::2]] == [[0, 1, 2]] * 2
 
 
 async def test_a_picture_that_cannot_be_made_is_told_and_the_answer_goes_on(painter: Running) -> None:

@@ -87,3 +87,10 @@ async def test_bad_input_is_named_and_the_rest_goes_on(gateway: Running, members
     if not members.keys() & {"background"}:  # which a count has no use for
         assert await refusal(gateway, "/input_tokens", **members) == (status, named, message)
     assert (await create(gateway)).status == "completed"
+
+
+async def test_a_text_with_too_many_escapes_is_named(gateway: Running) -> None:
+    file = {"type": "input_file", "file_data": "data:text/plain," + "%" * 2_000_001}
+    status, named, message = await refusal(gateway, **said(file))
+    assert (status, named) == (400, f"{PART}.file_data")
+    assert "send it in base64" in message

@@ -208,8 +208,9 @@ async def test_one_after_another(gateway):
     assert [prompt(gateway, i)[-1][1] for i in (-2, -1)] == ["hi", "next"]
 
 
-async def test_messages_that_wait_have_a_limit(gateway, monkeypatch):
-    monkeypatch.setattr(response_socket, "_MOST_WAITING", 2)
+@pytest.mark.parametrize(("limit", "most"), [("_MOST_WAITING", 2), ("_MOST_WAITING_CHARACTERS", 100)])
+async def test_messages_that_wait_have_a_limit(gateway, monkeypatch, limit, most):
+    monkeypatch.setattr(response_socket, limit, most)
     thinker = gateway.scripts["thinker"]
     thinker.hold = True
     async with connected(gateway) as client:
@@ -250,7 +251,7 @@ BAD: list[tuple[Any, tuple[str | None, str]]] = [
     (ASK | {"background": True}, ("background", "invalid_value")),
     (ASK | {"model": "gpt"}, ("model", "model_not_found")),
     (ASK | {"generate": "no"}, ("generate", "invalid_value")),
-    ({"type": "response.create", "input": "hi"}, ("model", "missing_required_parameter")),
+    ({"type": "response.create"}, ("input", "missing_required_parameter")),
     (ASK | {"input": [{"type": "message", "role": "robot", "content": "x"}]}, ("input[0].role", "invalid_value")),
     ({"type": "response.steer", "input": "x"}, ("previous_response_id", "missing_required_parameter")),
 ]
@@ -362,6 +363,21 @@ async def test_times_are_limited():
         assert (await client.refusal(ASK))[::2] == (504, "deadline_exceeded")
         event = await client.event()
         assert (event["status"], event["error"]["code"]) == (400, "websocket_connection_limit_reached")
+        await client.socket.wait_closed()
+        assert client.socket.close_code == 1001
+
+
+async def test_a_connection_on_which_nothing_comes_ends():
+    async with running(realtime_idle_s=0.3) as gateway, connected(gateway) as client:
+        thinker = gateway.scripts["thinker"]
+        thinker.hold = True
+        await client.send(ASK)
+        await thinker.holding.wait()
+        await asyncio.sleep(0.5)  # a response keeps it
+        thinker.go_on()
+        while (event := await client.event())["type"] != "error":
+            pass
+        assert (event["status"], event["error"]["code"]) == (400, "session_idle")
         await client.socket.wait_closed()
         assert client.socket.close_code == 1001
 

@@ -207,8 +207,9 @@ async def test_codex_is_answered_and_its_call_too(gateway: Running) -> None:
     assert [role for role, _ in prompt(gateway)] == roles
     start = thinker.requests[-1]
     assert (start.messages[4].reasoning, start.messages[4].tool_calls[0].name) == ("Hm", "exec_command")
-    assert [tool.name for tool in start.tools] == ["exec_command"]  # its other tools are none of ours
-    assert [tool["type"] for tool in answered[-1]["response"]["tools"]] == ["function"]
+    names = ["exec_command", "multi_agent_v1__close_agent"]  # its other tools are none of ours
+    assert [tool.name for tool in start.tools] == names
+    assert [tool["type"] for tool in answered[-1]["response"]["tools"]] == ["function", "namespace"]
 
 
 async def test_items_of_other_servers_tools_are_left_out(gateway: Running) -> None:
@@ -224,6 +225,30 @@ async def test_guidellm_and_others_send_vllms_members(gateway: Running) -> None:
     assert response.status == "completed"
     sampling = gateway.scripts["thinker"].requests[0].sampling
     assert (sampling.ignore_eos, sampling.seed, sampling.top_k) == (True, 3, 5)
+
+
+def raw(text: str, tokens: list[int] | None = None) -> dict[str, Any]:
+    """A prompt or output as vLLM's server has it. The scripted prompts have an id for each character."""
+    return {"message": text, "tokens": [*map(ord, text)] if tokens is None else tokens, "type": "raw_message_tokens"}
+
+
+async def test_prompt_and_output_as_token_ids(gateway: Running) -> None:
+    for members in ({}, {"enable_response_messages": False}):
+        plain = await create(gateway, extra_body=members)
+        assert not {"input_messages", "output_messages"} & plain.model_extra.keys()
+    asked: dict[str, Any] = {"enable_response_messages": True}
+    told = {"input_messages": [raw("hi")], "output_messages": [raw("\0\1\2", [0, 1, 2])]}
+    whole = await create(gateway, extra_body=asked)
+    assert {name: whole.model_extra[name] for name in told} == told
+    events = await stream(gateway, **asked)
+    assert all("input_messages" not in event["response"] for event in events[:2])
+    assert told.items() <= events[-1]["response"].items()
+    later = await create(gateway, "and", previous_response_id=whole.id, extra_body=asked | {"background": True})
+    while later.status in ("queued", "in_progress"):
+        later = await client(gateway).responses.retrieve(later.id)
+    assert later.model_extra["input_messages"] == [raw(f"hi{TEXT}and")]
+    status, param, _ = await refusal(gateway, **asked, include_reasoning=False)
+    assert (status, param) == (400, "enable_response_messages")
 
 
 async def test_the_most_tokens_make_it_incomplete(gateway: Running) -> None:

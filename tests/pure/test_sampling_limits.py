@@ -10,13 +10,15 @@ from pydantic import BaseModel, ValidationError
 from gateway.answers.request import ChatCompletionRequest
 from gateway.dialects.openai.completions import CompletionRequest
 from gateway.dialects.responses.schema import ResponseRequest
-from gateway.dialects.vllm.generate import SamplingParams
+from gateway.dialects.vllm.request import SamplingParams
 from gateway.pipeline.sampling import TalkerSampling, ThinkerSampling
 from quartet.v1 import thinker_pb2
 from services.common import sampling_limits as limits
 from services.common.errors import InvalidInput
 from services.talker.family import SamplingDefaults
 from services.talker.sampling import resolve
+from services.thinker import logprobs
+from services.thinker.config import ThinkerSettings
 from services.thinker.request import _check_sampling
 
 SHARED = {
@@ -72,6 +74,23 @@ def test_a_thinker_accepts_as_many_logprobs_as_the_table_says(name: str):
 
 
 @pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"top_logprobs": -1, "max_tokens": 1}, "top_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt_logprob_token_ids": [{"ids": [1]}]}, "prompt_logprob_token_ids"),
+    ],
+)
+def test_log_probabilities_that_cost_much_are_for_thinkers_that_were_started_so(given: dict[str, Any], name: str):
+    sampling = thinker_pb2.SamplingParameters(**given)
+    with pytest.raises(InvalidInput, match=r"--(prompt|vocabulary)-logprobs=true") as caught:
+        logprobs.refuse(sampling, ThinkerSettings(model="x"))
+    assert caught.value.field == f"sampling.{name}"
+    logprobs.refuse(sampling, ThinkerSettings(model="x", prompt_logprobs=True, vocabulary_logprobs=True))
+
+
+@pytest.mark.parametrize(
     ("schema", "name"),
     [
         (ChatCompletionRequest, "top_logprobs"),
@@ -83,7 +102,8 @@ def test_a_thinker_accepts_as_many_logprobs_as_the_table_says(name: str):
 )
 def test_an_endpoint_accepts_as_many_logprobs_as_a_thinker(schema: type[BaseModel], name: str):
     number, _ = schema.model_json_schema()["properties"][name]["anyOf"]
-    assert (number["minimum"], number["maximum"]) == (limits.TOP_LOGPROBS.least, limits.TOP_LOGPROBS.most)
+    least = limits.TOP_LOGPROBS.least if schema is ResponseRequest else limits.WHOLE_VOCABULARY
+    assert (number["minimum"], number["maximum"]) == (least, limits.TOP_LOGPROBS.most)
 
 
 @pytest.mark.parametrize(("limit", "words"), [(limits.TEMPERATURE, "0 to 2"), (limits.TOP_P, "above 0 and at most 1")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.answers.sentences import cut
+from gateway.pipeline.sentences import cut
 
 
 @pytest.mark.parametrize(

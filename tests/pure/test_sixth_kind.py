@@ -154,6 +154,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         by_kind[kind] = SimpleNamespace(
             name=kind,
             kind=kind,
+            reads_text=False,
             sources=[by_kind[source] for source in SOURCES.get(kind, ())],
             replicas={"one": replica},
             require_serving=lambda: None,

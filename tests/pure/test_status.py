@@ -15,6 +15,7 @@ from services.common.errors import (
     RequestCancelled,
     StageError,
     StageLost,
+    TooManyLogprobs,
     TooManyMedia,
     Unavailable,
 )
@@ -75,6 +76,7 @@ def test_other_words_of_grpc_are_no_loss(code: grpc.StatusCode, details: str, ki
         InvalidInput("sampling.top_p", "too low"),
         ContextTooLong("messages", "9 tokens; at most 8 are taken"),
         TooManyMedia("messages[2].content[0]", "is one audio too many; at most 2 are taken"),
+        TooManyLogprobs("sampling.top_logprobs", "are too many"),
         InvalidMedia("messages[2].content[0]", "the file is empty"),
         QueueFull("full", 7.0),
         StageLost("thinker", "10.0.0.1:50052: Socket closed"),

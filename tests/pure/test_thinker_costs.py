@@ -2,9 +2,11 @@
 
 import asyncio
 import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -15,7 +17,7 @@ from services.thinker.family import load_checkpoint
 from services.thinker.media import Spent, decode_audio
 from services.thinker.scaling import Scaler
 from tests.support.samples.media import mp4, png, wav
-from tests.support.scripted.preprocessing import preprocessor_of
+from tests.support.scripted.preprocessing import decoders, gone, preprocessor_of, processes
 from tests.support.weights.checkpoints import omni_checkpoint
 
 FAMILIES = ("qwen3-omni", "qwen2.5-omni")
@@ -50,7 +52,7 @@ def test_scaled_pictures_are_read_as_whole_ones_are(checkpoints, arch, monkeypat
     scaler = Scaler(checkpoints[arch])
     for size in SIZES:
         image = Image.fromarray(noise(*size)[0])
-        scaled = scaler.image(image)
+        scaled = scaler.image(np.array(image))
         assert scaled.width * scaled.height <= min(size[0] * size[1], 200 * 200) or size == NARROW
         whole, read = (
             processor(text=processor.image_token, images=[each], return_tensors="pt") for each in (image, scaled)
@@ -174,3 +176,30 @@ async def test_a_client_that_leaves_ends_the_decoding(preprocessor, monkeypatch)
     await asyncio.gather(task, return_exceptions=True)
     await preprocessor.prepare(asked(("audio", wav(1.0))))  # by the one thread for media
     assert len(begun) < 16
+
+
+@pytest.mark.asyncio
+async def test_a_decoder_that_crashes_or_is_left(preprocessor, monkeypatch) -> None:
+    """The error names the file that was decoded. A client that leaves ends the process."""
+    conversation = asked(("image", png(40, 30)), ("audio", wav(60.0)))
+    scale = preprocessor._scaler.image
+
+    def between(act: Callable[[psutil.Process], object]) -> None:
+        """Calls `act` between the two files."""
+        monkeypatch.setattr(
+            preprocessor._scaler, "image", lambda pixels: (act(*processes(decoders())), scale(pixels))[1]
+        )
+
+    between(psutil.Process.kill)
+    with pytest.raises(InvalidMedia, match="file 1: its decoder crashed"):
+        await preprocessor.prepare(conversation)
+    stopped: list[psutil.Process] = []
+    between(lambda process: (process.suspend(), stopped.append(process)))
+    task = asyncio.create_task(preprocessor.prepare(conversation))
+    async with asyncio.timeout(30):
+        while not stopped:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    assert await asyncio.to_thread(gone, stopped[0])
+    between(lambda _: None)
+    assert (await preprocessor.prepare(conversation)).token_ids

@@ -39,7 +39,7 @@ def every_other(total: int, rate: float) -> np.ndarray:
 
 
 def test_an_image_is_decoded() -> None:
-    assert decode_image(file(png(40, 30)), LIMITS).size == (40, 30)
+    assert decode_image(file(png(40, 30)), LIMITS).shape == (30, 40, 3)
 
 
 def test_an_image_is_turned_upright() -> None:
@@ -47,7 +47,7 @@ def test_an_image_is_turned_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # orientation: turned by 90 degrees
     Image.new("RGB", (40, 30)).save(out, "JPEG", exif=exif)
-    assert decode_image(file(out.getvalue()), LIMITS).size == (30, 40)
+    assert decode_image(file(out.getvalue()), LIMITS).shape == (40, 30, 3)
 
 
 @pytest.mark.parametrize("data", [b"", b"no image", png()[:-40], png(200, 200), png(1, 1)])

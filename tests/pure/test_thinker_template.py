@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import json
 import random
 
 import pytest
@@ -139,6 +140,18 @@ def test_a_template_that_leaves_an_answer_out_is_told(checkpoint):
     assert caught.value.field == "messages[1].token_ids"
 
 
+def test_a_message_of_an_unusual_role_is_written_or_refused(checkpoint: ThinkerCheckpoint) -> None:
+    question, verdict = Message("user", ["Hello"]), Message("judge", ["It is <|im_end|> good"])
+    ids = ChatTemplate(checkpoint).apply(Conversation([question, verdict]))
+    assert "<|im_start|>judge\nIt is <|im_end|> good<|im_end|>" in checkpoint.tokenizer.decode(ids)
+    assert ids.count(checkpoint.tokenizer.eos_token_id) == 2  # the text is no end of a turn
+    silent = "{% for message in messages if message.role == 'user' %}{{ message.content }}{% endfor %}"
+    for messages in ([question, verdict], [verdict, question]):
+        with pytest.raises(InvalidInput, match="use system, user, assistant, tool") as caught:
+            ChatTemplate(with_template(checkpoint, silent)).apply(Conversation(messages))
+        assert caught.value.field == f"messages[{messages.index(verdict)}].role"
+
+
 SAY_ON = [Message("user", ["Hello"]), Message("assistant", ["The sea"])]
 ENDINGS: dict[str, list[Message]] = {
     "an answer": SAY_ON,
@@ -222,3 +235,13 @@ def test_what_may_stand_for_an_answer():
     assert not is_reusable([1, 2], special, has_ended=True)  # a stop string ended it
     assert not is_reusable([1, 8, 2, 7], special, has_ended=True)
     assert not is_reusable([1, 7], special, has_ended=False)
+
+
+def test_the_configuration_is_told_without_places(checkpoint: ThinkerCheckpoint) -> None:
+    told = ChatTemplate(with_template(checkpoint, FORGETFUL)).described()
+    assert str(checkpoint.folder) not in told
+    config = json.loads(told)
+    assert config["tokenizer_class"] == type(checkpoint.tokenizer).__name__
+    assert config["chat_template"] == FORGETFUL
+    assert config["eos_token"] == checkpoint.tokenizer.eos_token
+    assert all(not name.endswith(("_file", "_path")) for name in config)

@@ -14,14 +14,17 @@ from gateway.answers.diffusion import ImageRequest
 from gateway.answers.request import ChatCompletionRequest
 from gateway.answers.transcription.request import TranscriptionRequest, TranslationRequest
 from gateway.answers.videos import VideoRequest
-from gateway.dialects.anthropic.schema import MessagesRequest
+from gateway.dialects.anthropic.schema import CountRequest, MessagesRequest
 from gateway.dialects.openai.completions import CompletionRequest
 from gateway.dialects.openai.speech import CreateSpeechRequest
 from gateway.dialects.openai.speech_stream import SessionConfig
+from gateway.dialects.operators.profiles import StartRequest
 from gateway.dialects.realtime.secrets import ClientSecretRequest
 from gateway.dialects.realtime.settings.session_config import RealtimeConfig
-from gateway.dialects.responses.schema import ResponseRequest
-from gateway.dialects.vllm.generate import GenerateRequest
+from gateway.dialects.responses.conversations import ConversationRequest
+from gateway.dialects.responses.schema import InputTokensRequest, ResponseRequest
+from gateway.dialects.responses.socket import SocketRequest
+from gateway.dialects.vllm.request import GenerateRequest
 from gateway.dialects.vllm.tokens import DetokenizeRequest, TokenizeRequest
 from gateway.errors import ApiError
 from gateway.validation import validated, validated_json
@@ -42,6 +45,12 @@ REQUESTS: dict[type[BaseModel], dict[str, Any]] = {
     TokenizeRequest: {"model": "m", "prompt": "hi"},
     DetokenizeRequest: {"model": "m", "tokens": [1]},
     ClientSecretRequest: {"expires_after": {}},
+    MessagesRequest: {"model": "m", "max_tokens": 5, "messages": MESSAGES},
+    CountRequest: {"model": "m", "messages": MESSAGES},
+    SocketRequest: {"type": "response.create", "model": "m", "input": "hi"},
+    InputTokensRequest: {"model": "m", "input": "hi"},
+    ConversationRequest: {"items": MESSAGES},
+    StartRequest: {"seconds": 5},
 }
 # Null has a meaning of its own there.
 TELLING = {(SessionConfig, "non_streaming_mode")}
@@ -154,7 +163,6 @@ def test_a_refusal_names_a_member_as_the_client_wrote_it(model):
         assert stands(error.param or "", body) or error.code == "missing_required_parameter", error.message
 
 
-CHAT = {"model": "m", "messages": MESSAGES}
 PLACES = [
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "b": 1}]}]}, "messages[0].content[0].b"),
@@ -176,10 +184,28 @@ PLACES = [
 ]
 
 
-@pytest.mark.parametrize(("members", "param"), PLACES)
-def test_the_place_of_a_fault(members, param):
+ANTHROPICS = [
+    ([{"type": "image", "source": {"type": "base64", "media_type": "image/png"}}], "source.data"),
+    ([{"type": "image", "source": {"type": "url", "url": 5}}], "source.url"),
+    ([{"type": "image", "source": {}}], "source.type"),
+    ([{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text"}]}], "content[0].text"),
+    ([{"type": "document", "source": {"type": "text", "data": "x"}, "tilte": "x"}], "tilte"),
+]
+
+
+@pytest.mark.parametrize(
+    ("model", "members", "param"),
+    [
+        *((ChatCompletionRequest, *each) for each in PLACES),
+        *(
+            (MessagesRequest, {"messages": [{"role": "user", "content": content}]}, f"messages[0].content[0].{param}")
+            for content, param in ANTHROPICS
+        ),
+    ],
+)
+def test_the_place_of_a_fault(model, members, param):
     with pytest.raises(ApiError) as refused:
-        validated_json(ChatCompletionRequest, json.dumps(CHAT | members))
+        validated_json(model, json.dumps(REQUESTS[model] | members))
     assert refused.value.param == param
     assert not INSIDES.search(refused.value.message), refused.value.message
 

@@ -184,6 +184,7 @@ PNG_BOMB = png((20_000, 20_000), "1", 1)
     ("fields", "chunks", "field"),
     [
         ({"prompt": ""}, [], "prompt"),
+        ({"task": 99}, [], "task"),
         ({"num_inference_steps": 0}, [], "num_inference_steps"),
         ({"progress_interval_ms": 60_001}, [], "progress_interval_ms"),
         ({"images": [media(b"not a picture")]}, [], "images[0]"),
@@ -206,6 +207,13 @@ async def test_bad_input_names_the_field(service: Service, fields: dict, chunks:
     assert isinstance(error, InvalidInput)
     assert error.field == field
     await service.idle()
+
+
+@pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+async def test_a_prompt_of_a_megabyte_is_not_tokenized(service: Service, field: str) -> None:
+    error = await service.error([], **{field: "x " * 500_000})
+    assert isinstance(error, InvalidInput)
+    assert (error.field, "characters" in error.reason) == (field, True)
 
 
 async def test_progress_comes_no_more_often_than_asked_for(service: Service) -> None:
@@ -282,3 +290,16 @@ def test_masks_of_every_kind() -> None:
         file = io.BytesIO()
         Image.fromarray(np.full((8, 8), value, np.uint16)).save(file, "PNG")
         assert np.unique(np.asarray(decode_mask(file.getvalue(), of, 64))).tolist() == [wanted]
+
+
+async def test_further_arguments_of_the_pipeline(service: Service, dit: Bench) -> None:
+    fields: dict[str, Any] = {"arguments": '{"clip_skip": 1}'}
+    (wanted,) = dit.make(dit.orders(dit_pb2.DitStart(prompt="a red fox", seed=7, num_inference_steps=4, **fields)))
+    without = outputs(await service.responses())[0]
+    made = outputs(await service.responses(**fields, pixel_format=dit_pb2.PIXEL_FORMAT_FLOAT32))[0]
+    assert torch.equal(made, wanted)
+    assert not torch.equal((made * 255).round().to(torch.uint8), without)
+    error = await service.error(arguments='{"clip_skp": 1}')
+    assert isinstance(error, InvalidInput)
+    assert (error.field, "clip_skip" in error.reason) == ("arguments.clip_skp", True)
+    assert "clip_skip" in [each.name for each in dit.info.arguments]

@@ -99,7 +99,7 @@ class Start:
 
 
 def bert(directory: Path) -> Path:
-    return config_of(directory, {"model_type": "bert"})
+    return config_of(directory, {"model_type": "bert", "architectures": ["BertModel"]})
 
 
 def config_of(directory: Path, config: dict) -> Path:

@@ -18,6 +18,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from gateway.access.api_keys import digest
+from gateway.http.workers.forwarding import METRICS_KEPT_S
 from tests.support.scripted.script import Script
 from tests.support.scripted.stages import ScriptedStages, scripted_stages
 from tests.support.systems.gateway import SPEECH
@@ -139,6 +140,7 @@ async def test_several_processes_are_one_gateway(gateway: Gateway):
     assert (await gateway.ask("POST", "/v1/chat/completions", ALICE, json=BODY)).status_code == 200
 
     # the metrics of all, whoever is asked; and a request's span, whoever served it
+    await asyncio.sleep(METRICS_KEPT_S)
     page = (await gateway.ask("GET", "/metrics")).text
     families = {family.name: family for family in text_string_to_metric_families(page)}
     served = [

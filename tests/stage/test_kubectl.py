@@ -27,11 +27,11 @@ OTHERS = [
 # (overlay, components, what kubectl names): those that README's table does not offer
 REFUSED = [
     ("cpu-demo", ["dit"], "PersistentVolumeClaim.v1.[noGrp]/models"),
-    ("speech", ["dit"], "one-of-text-speech-dit"),
-    ("single-gpu", ["dit", "text"], "one-of-text-speech-dit"),
-    ("single-gpu", ["text", "dit"], "one-of-text-speech-dit"),
-    ("cpu-demo", ["speech", "text"], "one-of-text-speech-dit"),
-    ("scaled", ["speech"], "one-of-text-speech-dit"),
+    ("speech", ["dit"], "one-of-text-speech-dit-llm-tts"),
+    ("single-gpu", ["dit", "text"], "one-of-text-speech-dit-llm-tts"),
+    ("single-gpu", ["text", "dit"], "one-of-text-speech-dit-llm-tts"),
+    ("cpu-demo", ["speech", "text"], "one-of-text-speech-dit-llm-tts"),
+    ("scaled", ["speech"], "one-of-text-speech-dit-llm-tts"),
     ("scaled", ["state"], "one-gateway"),
     ("cpu-demo", ["tls", "ucx"], "one-of-tls-ucx"),
     ("single-gpu", ["tls", "dit"], "dit-before-tls"),

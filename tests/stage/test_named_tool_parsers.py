@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from services.common.errors import InvalidInput
-from services.thinker.family import ThinkerCheckpoint, load_checkpoint
+from services.families.any_model import marks
+from services.thinker.family import ReasoningMarkers, ThinkerCheckpoint, load_checkpoint
+from services.thinker.reasoning import find_markers
 from services.thinker.tools import NamedToolParser, calls_by, find_parser
 
 xgrammar = pytest.importorskip("xgrammar")  # vLLM brings it
@@ -95,3 +97,25 @@ def test_a_parser_that_is_not_there_or_not_for_this_model_is_named(checkpoint: T
         find_parser("nobodys", checkpoint.tokenizer)
     with pytest.raises(ValueError, match="--tool-call-parser mistral: is not for this model's tokenizer: "):
         find_parser("mistral", checkpoint.tokenizer)
+
+
+def test_all_parsers_that_templates_name_are_there() -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    assert {name for _, name in marks.PARSERS} <= {*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers}
+    there = {*ReasoningParserManager.reasoning_parsers, *ReasoningParserManager.lazy_parsers}
+    assert {name for *_, name in marks.THOUGHTS} <= there
+
+
+def test_a_parser_of_thoughts_says_their_tokens(checkpoint: ThinkerCheckpoint) -> None:
+    tokenizer = checkpoint.tokenizer
+    opening, closing = (tokenizer.get_vocab()[token] for token in ("<think>", "</think>"))
+    for name in ("deepseek_r1", "qwen3"):
+        assert find_markers(name, tokenizer) == ReasoningMarkers("<think>", "</think>", opening, closing, name)
+    with pytest.raises(ValueError, match=r"--reasoning-parser nobodys: vLLM has no such parser; it has .*qwen3, "):
+        find_markers("nobodys", tokenizer)
+    with pytest.raises(ValueError, match=r"--reasoning-parser seed_oss: (is not for|finds thou)"):
+        find_markers("seed_oss", tokenizer)
+    with pytest.raises(ValueError, match="--reasoning-parser openai_gptoss: "):
+        find_markers("openai_gptoss", tokenizer)

@@ -198,6 +198,7 @@ async def test_a_broken_engine_tells_every_request(setup: Setup) -> None:
         engine.submit(setup.request("text"))
 
 
+@pytest.mark.parametrize("setup", ["small_checkpoint"], indirect=True)  # smaller batches are on both
 async def test_a_batch_of_32_says_what_32_single_runs_say(setup: Setup) -> None:
     names = list(CONVERSATIONS)
     rules: dict[str, Any] = {"temperature": 0.9, "predictor_temperature": 1.0, "repetition_penalty": 1.05}
@@ -255,7 +256,11 @@ def _with_few_groups(whole: TalkerModel) -> TalkerModel:
 
 
 @pytest.mark.long
-async def test_a_compiled_predictor_says_what_an_eager_one_says(tiny_checkpoint: Path) -> None:
+async def test_a_compiled_predictor_says_what_an_eager_one_says(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a thinker's engine in this process may have turned the compiler off before
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE", raising=False)
     model = _with_few_groups(load_talker(str(tiny_checkpoint), torch.device("cpu"), torch.float32)[1])
     spec, slots = model.spec, 5
     prompt = _short_prompt(model, read_prompt_spec(tiny_checkpoint), 30)
@@ -296,6 +301,7 @@ def _programs() -> int:
     return len(torch._dynamo.eval_frame._debug_get_cache_entry_list(CodePredictor.forward.__code__))
 
 
+@pytest.mark.parametrize("setup", ["small_checkpoint"], indirect=True)  # the next test has the tiny one's
 @pytest.mark.parametrize(("attention", "piece"), [(SDPA, 512), (IN_PLACE, 48)], ids=["SDPA", "in place"])
 async def test_captured_steps_with_static_experts_give_the_references_codes(
     setup: Setup, attention: CacheAttention, piece: int

@@ -223,6 +223,14 @@ async def test_bad_fields_are_named(service: Service, field: str, change: dict) 
     assert error.value.field == field
 
 
+@pytest.mark.parametrize("positions", [2**62, -1, 0])
+async def test_a_prompt_that_no_thinker_has_is_refused(service: Service, positions: int) -> None:
+    request = service.inline()
+    request.inline.header.prompt_positions = positions
+    with pytest.raises(InvalidInput, match="prompt_positions"):
+        await service.speak(request)
+
+
 async def test_a_speaker_in_capitals_is_known(service: Service) -> None:
     speaker = service.engine.spec.speakers[0]
     codes, _ = await service.speak(service.inline(speaker=speaker.upper()))

@@ -1,6 +1,7 @@
 """Qwen3-Omni's talker says a text that no thinker wrote: whole, or as it is typed."""
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -16,7 +17,9 @@ from quartet.v1 import stream_pb2, talker_pb2
 from services.common.errors import InvalidInput
 from services.common.stream.tensors import to_message
 from services.families.qwen3_omni.talker_text import DEFAULT_INSTRUCTIONS
+from services.talker import session
 from services.talker.text import GrowingText, TextTokenizer
+from tests.hostile.calls import rise
 from tests.support.references.qwen3_omni import Reference
 from tests.support.samples.conversations import turn
 from tests.support.stage.talker import GUARD_S, ServedTalker, requests
@@ -165,6 +168,50 @@ async def test_a_writer_who_leaves_frees_the_slot(talker: ServedTalker) -> None:
         call.cancel()
         while talker.admission.in_flight or len(talker.engine._free) < 4:
             await asyncio.sleep(0.01)
+
+
+async def test_a_writer_who_is_silent_for_long_gives_the_slot_up(
+    talker: ServedTalker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent() -> AsyncIterator[str]:
+        yield "go on "
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(session, "TEXT_TIMEOUT_S", 0.1)
+    with pytest.raises(InvalidInput, match="no more of it came"):
+        await talker.call(start("Now we "), silent())
+
+
+async def test_a_text_without_end_is_not_kept(talker: ServedTalker) -> None:
+    async def endless(pieces: int) -> AsyncIterator[str]:
+        for _ in range(pieces):
+            yield "The boats go out. " * 100
+        await asyncio.Event().wait()
+
+    whole = start("All of it: ")
+    whole.text.whole_text_first = True
+    with pytest.raises(InvalidInput, match="more than the 300 tokens"):
+        await talker.call(whole, endless(3))
+    _, summary = await talker.call(start("As it comes: "), endless(20))  # 10,000 tokens
+    assert (summary.frames, summary.text_tokens < 3000) == (FRAMES, True)
+
+
+@pytest.mark.parametrize("field", ["top_k", "predictor_top_k"])
+async def test_more_codes_than_there_are_keep_all(talker: ServedTalker, field: str) -> None:
+    """As many as asked for would be 1 GiB."""
+    asked, same = start("Hm"), start("Hm")
+    for sampling, value in ((asked.sampling, 2**27), (same.sampling, 0)):
+        sampling.MergeFrom(talker_pb2.TalkerSampling(temperature=1, predictor_temperature=1, seed=7, max_frames=2))
+        setattr(sampling, field, value)
+    with rise(os.getpid()) as cost:
+        codes, _ = await talker.call(asked)
+    assert torch.equal(codes, (await talker.call(same))[0])
+    assert cost.mib < 512
+
+
+async def test_instructions_without_end_are_refused(talker: ServedTalker) -> None:
+    with pytest.raises(InvalidInput, match=r"text\.instructions: has 1000000 characters"):
+        await talker.call(start("Hm", instructions="x" * 1_000_000))
 
 
 @pytest.mark.parametrize("pieces", [[""], [" \n "], ["", "  ", "\n"]])

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +14,25 @@ import prometheus_client
 import pytest
 import pytest_asyncio
 import torch
+from PIL import Image
 
-from services.common.errors import InvalidInput
+from quartet.v1 import thinker_pb2
+from services.common.errors import InvalidInput, TooManyLogprobs
+from services.common.rpc.call import Call
+from services.common.sampling_limits import MAX_LOGPROBS
 from services.common.stream.rows import ROPE_POSITIONS, Rows, hidden_states
 from services.sizes import kv_bytes
 from services.thinker import environment
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, Cut, MediaFile, Message, RawPrompt
+from services.thinker.conversation import Conversation, Cut, FrameChoice, MediaFile, Message, RawPrompt
 from services.thinker.execution import choices
+from services.thinker.generation import Generation
 from services.thinker.media import decode_audio, decode_image, decode_video
 from services.thinker.plugin.rows import layers_of
+from tests.support.kept import kept_value
 from tests.support.references.thinker_engine import Answer, Reference
 from tests.support.samples.media import mp4, png, wav
+from tests.support.scripted.preprocessing import decoders
 from tests.support.weights.checkpoints import omni_checkpoint
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -75,19 +85,20 @@ class Thinker:
                 result.finish_reason, result.cached_tokens = step.finish_reason, step.cached_tokens
         return result
 
-    def expected(self, conversation: Conversation, max_tokens: int = 10) -> Answer:
-        """The reference's answer, from the frames and samples that our decoders give."""
+    def expected(self, conversation: Conversation, max_tokens: int = 10, fps: float = 0.0) -> Answer:
+        """The reference's answer, from the frames and samples that our decoders give. `fps`: not the settings'."""
+        sampler = partial(self.preprocessor.sample_frames, choice=conversation.frames)
         rate, settings = self.engine.checkpoint.sample_rate_hz, self.settings
         media: dict[str, Any] = {}
         for file in conversation.media:
             if file.kind == "image":
-                media.setdefault("images", []).append(decode_image(file, settings))
+                media.setdefault("images", []).append(Image.fromarray(decode_image(file, settings)))
             elif file.kind == "audio":
                 media.setdefault("audio", []).append(decode_audio(file, rate, settings))
             else:
-                video = decode_video(file, rate, self.preprocessor.sample_frames, settings)
+                video = decode_video(file, rate, sampler, settings)
                 media.setdefault("videos", []).append(video.frames)
-                media["fps"] = settings.video_fps
+                media["fps"] = fps or settings.video_fps
                 if conversation.use_audio_in_video:
                     media.setdefault("audio", []).append(video.sound)
                     media["use_audio_in_video"] = True
@@ -134,7 +145,7 @@ async def start(checkpoint: Path, reference: Reference | None = None, **settings
     from services.thinker.preprocess import Preprocessor
 
     engine = await ThinkerEngine.start(thinker_settings)
-    preprocessor = Preprocessor(thinker_settings, engine)
+    preprocessor = Preprocessor(thinker_settings, engine, decoders())
     return Thinker(thinker_settings, engine, preprocessor, reference or Reference(checkpoint))
 
 
@@ -143,7 +154,8 @@ async def start(checkpoint: Path, reference: Reference | None = None, **settings
 )
 async def thinker(request: pytest.FixtureRequest) -> AsyncIterator[Thinker]:
     # 64 tokens a step: every longer prompt is prefilled in chunks
-    thinker = await start(omni_checkpoint(arch=request.param), max_batched_tokens=64)
+    settings = {"max_batched_tokens": 64, "prompt_logprobs": True, "vocabulary_logprobs": True}
+    thinker = await start(omni_checkpoint(arch=request.param), **settings)
     yield thinker
     await thinker.engine.close()
     thinker.preprocessor.close()
@@ -229,6 +241,23 @@ async def test_a_long_video_with_its_sound_at_another_frame_rate_beside_an_image
     turn = Message("user", [file("image", png()), "then", file("video", mp4(5.0)), "and now?"])
     conversation = Conversation([turn], use_audio_in_video=True)
     thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
+
+
+@pytest.mark.parametrize(
+    ("choice", "frames", "fps"),
+    [(FrameChoice(4), 4, 1.0), (FrameChoice(2, 4.0), 2, 0.5)],
+)
+async def test_a_video_of_chosen_frames_lasts_as_long_as_before(
+    thinker: Thinker, choice: FrameChoice, frames: int, fps: float
+) -> None:
+    """With its sound, whose turns between those of the frames show the time."""
+    turn = Message("user", [file("video", mp4(4.0)), "and now?"])
+    conversation = Conversation([turn], use_audio_in_video=True, frames=choice)
+    thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation, fps=fps))
+    by_default, chosen = [
+        (await thinker.preprocessor.prepare(Conversation([turn], frames=each))).image_tokens for each in (None, choice)
+    ]
+    assert chosen * 8 == by_default * frames  # two a second
 
 
 async def test_only_the_asked_for_positions_are_shipped(thinker: Thinker) -> None:
@@ -340,6 +369,149 @@ async def test_an_aborted_request_leaves_nothing_behind(thinker: Thinker) -> Non
     conversation = conversations()["text"]
     thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
     assert vllm_metric("vllm:kv_cache_usage_perc") == 0
+
+
+async def called(thinker: Thinker, sampling: dict[str, Any], **fields: Any) -> list[thinker_pb2.GenerateResponse]:
+    """What a call of the thinker answers to a turn of text."""
+    turn = thinker_pb2.ChatMessage(role="user", content=[thinker_pb2.ContentPart(text="tell me")])
+    of_text = {} if "prompt" in fields else {"messages": [turn]}
+    start = thinker_pb2.GenerateStart(request_id="r", sampling={"temperature": 0} | sampling, **of_text, **fields)
+    call = Call("thinker", "r")
+    generation = Generation(thinker.engine, thinker.preprocessor, thinker.settings, start, None, call, None)
+    await generation.refuse()
+    answer = [await generation.prepare()]
+    async with aclosing(generation.beams() if start.HasField("beams") else generation.answer()) as responses:
+        return answer + [response async for response in responses]
+
+
+def of_prompt(answer: list[thinker_pb2.GenerateResponse]) -> list[thinker_pb2.TokenLogprob]:
+    return [token for response in answer for token in response.prompt_logprobs.tokens]
+
+
+@pytest.mark.parametrize("name", ["text", "image and audio", "two sounds", "video"])
+async def test_media_whose_places_are_told_can_be_put_in_again(thinker: Thinker, name: str) -> None:
+    conversation = conversations()[name]
+    prompt = await thinker.preprocessor.prepare(conversation)
+    ids, files, begin = list[int](), list[MediaFile](), 0
+    of_kind = {kind: [each for each in conversation.media if each.kind == kind] for kind in ("image", "audio", "video")}
+    for kind, at, length in sorted(prompt.placeholders, key=lambda place: place[1]):
+        ids += prompt.token_ids[begin : at + 1]
+        begin = at + length
+        files.append(of_kind[kind].pop(0))
+    raw = RawPrompt(token_ids=ids + prompt.token_ids[begin:], files=files)
+    assert (await thinker.preprocessor.prepare(Conversation([], raw=raw))).token_ids == prompt.token_ids
+    assert len(files) == len(conversation.media)
+
+
+async def test_log_probabilities_of_the_whole_vocabulary(thinker: Thinker) -> None:
+    """They sum to 1, and the likeliest are those that are told alone; also beside a request that chooses tokens."""
+    size = thinker.engine.checkpoint.vocab_size
+    some = {"max_tokens": 2, "top_logprobs": 5, "prompt_logprobs": 5}
+    whole = {"max_tokens": 2, "top_logprobs": -1, "prompt_logprobs": -1}
+    chosen = {"max_tokens": 2, "top_logprobs": 0, "logprob_token_ids": [7, 8]}
+    few, many, by_choice = await asyncio.gather(*(called(thinker, sampling) for sampling in (some, whole, chosen)))
+    for tokens in (of_prompt, lambda answer: [token for each in answer for token in each.delta.logprobs]):
+        for one, other in zip(tokens(few), tokens(many), strict=True):
+            assert one.token_id == other.token_id
+            if one.top:
+                of_all = [each.logprob for each in other.top]
+                assert len({each.token_id for each in other.top}) == size
+                assert sum(map(math.exp, of_all)) == pytest.approx(1, abs=1e-3)
+                assert of_all == sorted(of_all, reverse=True)
+                assert of_all[:5] == pytest.approx([each.logprob for each in one.top], abs=1e-4)
+                assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
+                assert other.logprob == of_all[other.rank - 1]  # several may be as likely
+    assert {each.token_id for delta in by_choice for token in delta.delta.logprobs for each in token.top} >= {7, 8}
+    most = MAX_LOGPROBS // size
+    for sampling, kind in (
+        ({"top_logprobs": -1}, InvalidInput),
+        ({"top_logprobs": -1, "max_tokens": most + 1}, TooManyLogprobs),
+        ({"top_logprobs": -1, "max_tokens": most, "prompt_logprobs": -1}, TooManyLogprobs),
+        ({"top_logprobs": -2, "max_tokens": 1}, InvalidInput),
+    ):
+        with pytest.raises(kind) as refused:
+            await called(thinker, sampling)
+        assert type(refused.value) is kind
+
+
+async def test_chosen_tokens_are_scored_at_the_positions_of_a_prompt(thinker: Thinker) -> None:
+    """As among the log-probabilities of the whole vocabulary; also of prompts that take several steps."""
+    turn = Conversation([Message("user", ["tell me " * 60])])
+    ids = (await thinker.preprocessor.prepare(turn)).token_ids
+    prompt = {"token_ids": {"ids": ids}}
+    whole = of_prompt(await called(thinker, {"max_tokens": 1, "prompt_logprobs": -1}, prompt=prompt))
+    assert len(ids) > 128  # two steps and more
+    cases = (0, [[ids[i + 1], 7] for i in range(len(ids) - 1)]), (70, [[8], *[[9, -1, 10]] * (len(ids) - 72)])
+    asked = [{"prompt_logprob_start": at, "prompt_logprob_token_ids": _rows(rows)} for at, rows in cases]
+    answers = await asyncio.gather(*(called(thinker, {"max_tokens": 2} | each, prompt=prompt) for each in asked))
+    for (start, rows), answer in zip(cases, answers, strict=True):
+        (scores,) = (each.prompt_scores for each in answer if each.HasField("prompt_scores"))
+        width = max(map(len, rows))
+        told = [scores.logprobs[i : i + width] for i in range(0, len(scores.logprobs), width)]
+        assert (scores.columns, len(told)) == (width, len(rows))
+        for i, (row, line) in enumerate(zip(rows, told, strict=True), start + 1):
+            by_id = {each.token_id: each.logprob for each in whole[i].top} | {-1: -math.inf}
+            assert line == pytest.approx([by_id[each] for each in row + [-1] * (width - len(row))], abs=1e-3)
+        assert sum(len(each.delta.token_ids) for each in answer) == 2
+    again = await called(thinker, {"max_tokens": 2} | asked[0], prompt=prompt)  # the prefix cache has it
+    assert any(each.HasField("prompt_scores") for each in again)
+    size = len(ids) - 1
+    for bad in ([[1]] * (size - 1), [[1, 2**30]] * size, [[1] * 21] * size, [[]] * size):
+        with pytest.raises(InvalidInput) as refused:
+            await called(thinker, {"prompt_logprob_token_ids": _rows(bad)}, prompt=prompt)
+        assert refused.value.field == "sampling.prompt_logprob_token_ids"
+
+
+def _rows(rows: list[list[int]]) -> list[dict[str, list[int]]]:
+    return [{"ids": row} for row in rows]
+
+
+def reference_beams(thinker: Thinker, prompt_ids: list[int], width: int, tokens: int) -> list[tuple[list[int], float]]:
+    """(ids, log-probability) of each beam that transformers' search finds, best first. All are as long."""
+    found = thinker.reference.thinker.generate(
+        input_ids=torch.tensor([prompt_ids]),
+        num_beams=width,
+        num_return_sequences=width,
+        max_new_tokens=tokens,
+        do_sample=False,
+        length_penalty=0.0,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    sequences = found.sequences[:, len(prompt_ids) :].tolist()
+    return list(zip(sequences, found.sequences_scores.tolist(), strict=True))
+
+
+async def test_beams_are_those_that_transformers_finds(thinker: Thinker) -> None:
+    """Of answers of one length: of others, tests/pure/test_thinker_beams.py knows all that there are."""
+    sampling = {"max_tokens": 6, "ignore_eos": True, "top_logprobs": 0}
+    for width in (2, 5):
+        first, *found = await called(
+            thinker, sampling, beams={"width": width, "length_penalty": 0}, wants_prompt_token_ids=True
+        )
+        deltas = [each.beam.delta for each in found]
+        told = [(list(delta.token_ids), sum(one.logprob for one in delta.logprobs)) for delta in deltas]
+        asked = [*first.prompt.token_ids], width, 6
+        make = partial(reference_beams, thinker, *asked)
+        expected = kept_value(make, Path(thinker.settings.model), Path(__file__), *asked)
+        assert [ids for ids, _ in told] == [ids for ids, _ in expected]
+        assert [score for _, score in told] == pytest.approx([score for _, score in expected], abs=1e-3)
+        assert len({tuple(ids) for ids, _ in told}) == width
+
+
+async def test_a_search_that_is_given_up_leaves_nothing_running(thinker: Thinker) -> None:
+    sampling = {"max_tokens": 3500, "ignore_eos": True}
+    running, ended = thinker.engine._llm.output_processor, vllm_metric("vllm:request_success_total")
+    search = asyncio.create_task(called(thinker, sampling, beams={"width": 4}))
+    async with asyncio.timeout(GUARD_S):  # each token of a beam is a request of the engine's
+        while vllm_metric("vllm:request_success_total") < ended + 8 or not running.has_unfinished_requests():
+            await asyncio.sleep(0.001)
+    search.cancel()
+    assert isinstance((await asyncio.gather(search, return_exceptions=True))[0], asyncio.CancelledError)
+    assert not running.has_unfinished_requests()
+    conversation = conversations()["text"]  # the metrics are those of a step
+    thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
+    assert vllm_metric("vllm:num_requests_running") == vllm_metric("vllm:kv_cache_usage_perc") == 0
 
 
 @pytest.mark.long  # an engine of its own

@@ -26,8 +26,8 @@ GUARD_S = 60
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def checks(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GrammarChecks]:
-    checks = GrammarChecks(DEMO, 1602, tmp_path_factory.mktemp("sockets"))
+async def checks() -> AsyncIterator[GrammarChecks]:
+    checks = GrammarChecks(DEMO, 1602)
     _, writer = await checks._connect()
     writer.close()
     yield checks
@@ -41,8 +41,7 @@ async def check(checks: GrammarChecks, **structure: Any) -> None:
 
 
 def compilations(checks: GrammarChecks) -> list[psutil.Process]:
-    assert checks._process is not None
-    return psutil.Process(checks._process.pid).children()
+    return psutil.Process(checks._server.pid).children()
 
 
 async def until(condition: Any) -> None:

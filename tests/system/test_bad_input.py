@@ -74,7 +74,7 @@ CASES = {
     "messages left out": ({"messages": None}, 400, "messages"),
     "unknown model": ({"model": "gpt-17"}, 404, "model"),
     "unknown parameter": ({"temprature": 1}, 400, "temprature"),
-    "unknown role": ({"messages": [{"role": "king", "content": "x"}]}, 400, "messages[0].role"),
+    "unknown role": ({"messages": [{"role": "usr", "content": "x"}]}, 400, "messages[0].role"),
     "unknown part": (user({"type": "smell", "smell": "x"}), 400, "messages[0].content[0]"),
     "unknown modality": ({"modalities": ["text", "smell"]}, 400, "modalities"),
     "unknown voice": ({**SPEECH, "audio": {"voice": "nobody", "format": "wav"}}, 400, "audio.voice"),

@@ -3,11 +3,11 @@
 import base64
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from tests.support.samples.media import png
+from tests.support.samples.media import png, wav
 from tests.support.systems.stack import Stack
 
 pytestmark = pytest.mark.e2e
@@ -61,6 +61,26 @@ def test_a_picture_is_beside_its_placeholder(stack: Stack) -> None:
     assert asked(stack, "/inference/v1/generate", **sent)["choices"][0]["text"] == expected
     refused = stack.http.post("/inference/v1/generate", json=sent | {"content_parts": None})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "token_ids")
+
+
+def test_a_rendered_chat_is_answered_as_the_chat(stack: Stack) -> None:
+    sound = {"type": "audio_url", "audio_url": {"url": f"data:audio/wav;base64,{base64.b64encode(wav(0.7)).decode()}"}}
+    picture = {"type": "image_url", "image_url": {"url": PICTURE}}
+    seen = [{"role": "user", "content": [sound, {"type": "text", "text": "and"}, picture, picture]}]
+    for messages in (SAID, seen):
+        body = asked(stack, "/v1/chat/completions/render", messages=messages, **GREEDY)
+        whole = asked(stack, "/inference/v1/generate", **body | {"output_mode": "text", "return_token_ids": True})
+        assert whole["choices"][0]["text"] == chat(stack, messages)
+        assert whole["prompt_token_ids"] == body["token_ids"]
+        assert whole["mm_placeholders"] == (body["features"] and body["features"]["mm_placeholders"])
+    counts = {kind: len(places) for kind, places in body["features"]["mm_placeholders"].items()}
+    assert counts == {"audio": 1, "image": 2}
+    (each,) = cast(list[dict[str, Any]], asked(stack, "/v1/completions/render", prompt="The sea", **GREEDY))
+    assert each["token_ids"] == asked(stack, "/tokenize", prompt="The sea")["tokens"]
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    body = asked(stack, "/v1/chat/completions/render", messages=SAID, structured_outputs={"json": schema}, **GREEDY)
+    structured = asked(stack, "/inference/v1/generate", **body | {"output_mode": "text"})
+    assert isinstance(json.loads(structured["choices"][0]["text"])["n"], int)
 
 
 @pytest.mark.parametrize(

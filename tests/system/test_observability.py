@@ -47,8 +47,9 @@ def used(stack: Stack) -> Stack:
 def idle(stack: Stack, stage: str) -> bool:
     """Whether it has counted a request to its end, and holds nothing of any."""
     held = ("requests_in_flight", "requests_running", "requests_queued", "stream_credits_outstanding")
-    counted = stack.metric(stage, "quartet_first_output_seconds_count", stage=stage)
-    holds = [stack.metric(stage, f"quartet_{name}", stage=stage) for name in (*held, "kv_cache_used_ratio")]
+    page = stack.page(stage)
+    counted = page.total("quartet_first_output_seconds_count", stage=stage) or 0
+    holds = [page.total(f"quartet_{name}", stage=stage) for name in (*held, "kv_cache_used_ratio")]
     return counted >= 1 and not any(holds)
 
 

@@ -4,23 +4,26 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from gateway.listening.speech_windows import RATE_HZ, Pauses, SpeechWindow, WindowFinder, claimed_length_s, decoded
-from gateway.media.encode import BYTES_PER_SAMPLE
+from gateway.listening.silero import RATE_HZ
+from gateway.listening.speech_windows import Pauses, SpeechWindow, WindowFinder
+from gateway.media.encode import BYTES_PER_SAMPLE, to_pcm16
+from gateway.media.long_sounds import SoundFile, SoundFiles
+from services.common.engine.process import lower_priority
 from services.common.errors import DeadlineExceeded
-from services.common.media import MediaError
+from services.common.media.calls import refuse_longer
 
 Result = TypeVar("Result")
 _BYTES_PER_S = BYTES_PER_SAMPLE * RATE_HZ
 _ROUND_S = 10.0  # of sound, searched at a time: 0.1 s of a thread
 _ROUND_BYTES = round(_ROUND_S * _BYTES_PER_S)
 # Hours of silence take minutes of a thread: they must not take those that everything else is done in.
-_LISTENERS = ThreadPoolExecutor(os.cpu_count(), "listening")
+_LISTENERS = ThreadPoolExecutor(os.cpu_count(), "listening", lower_priority)
 _TURNS: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by owner
 
 
@@ -35,6 +38,7 @@ class FileSound:
     """An audio file.
 
     Args:
+        files: reads it.
         limit_s: its time from now on.
         most_s: longest sound.
         owner: whose rounds wait for each other; None: they need not.
@@ -47,50 +51,48 @@ class FileSound:
     field = "file"
 
     def __init__(
-        self, content: bytes, pauses: Pauses, limit_s: float, most_s: float = math.inf, owner: str | None = None
+        self,
+        files: SoundFiles,
+        content: bytes,
+        pauses: Pauses,
+        limit_s: float,
+        most_s: float = math.inf,
+        owner: str | None = None,
     ) -> None:
-        self.duration_s = 0.0
-        self._content, self._pauses, self._limit_s, self._most_s, self._owner = content, pauses, limit_s, most_s, owner
-        self._deadline, self._given_up = time.monotonic() + limit_s, False
+        self._file = SoundFile(files, content, RATE_HZ, most_s)
+        self._pauses, self._limit_s, self._most_s, self._owner = pauses, limit_s, most_s, owner
+        self._deadline = time.monotonic() + limit_s
+
+    @property
+    def duration_s(self) -> float:
+        return self._file.position / RATE_HZ
 
     async def windows(self) -> AsyncGenerator[SpeechWindow, None]:
-        """Raises MediaError; DeadlineExceeded."""
-        finder, pieces, is_done = WindowFinder(self._pauses), self._pieces(), False
+        """Raises MediaError; InternalError; DeadlineExceeded."""
+        finder, is_done = WindowFinder(self._pauses), False
         try:
             while not is_done:
-                found, is_done = await _listen(self._owner, self._search, finder, pieces)
+                found, is_done = await _listen(self._owner, self._search, finder)
                 for window in found:
                     yield window
         finally:
-            self._given_up = True
+            self._file.close()
 
     def left_s(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
-    def _search(self, finder: WindowFinder, pieces: Iterator[bytes]) -> tuple[list[SpeechWindow], bool]:
-        """A round: (windows, whether the file has ended)."""
+    def _search(self, finder: WindowFinder) -> tuple[list[SpeechWindow], bool]:
+        """A round: (windows, whether the file has ended). Hours of silence may precede a window."""
         found, end_s = list[SpeechWindow](), self.duration_s + _ROUND_S
-        for piece in pieces:
-            found += finder.add(piece)
-            if self.duration_s >= end_s:
-                return found, False
+        with closing(self._file.pieces()) as pieces:
+            for piece in pieces:
+                if self.left_s() <= 0:
+                    raise DeadlineExceeded(f"the sound is too long to be listened to in {self._limit_s:g} s")
+                refuse_longer("audio", self.duration_s, self._most_s)
+                found += finder.add(to_pcm16(piece))
+                if self.duration_s >= end_s:
+                    return found, False
         return [*found, *finder.close()], True
-
-    def _pieces(self) -> Iterator[bytes]:
-        """Counts and bounds the pieces: hours of silence may precede a window."""
-        self._check_length(claimed_length_s(self._content))
-        for piece in decoded(self._content):
-            if self._given_up:
-                return
-            if self.left_s() <= 0:
-                raise DeadlineExceeded(f"the sound is too long to be listened to in {self._limit_s:g} s")
-            self.duration_s += len(piece) / _BYTES_PER_S
-            self._check_length(self.duration_s)
-            yield piece
-
-    def _check_length(self, length_s: float) -> None:
-        if length_s > self._most_s:
-            raise MediaError(f"the audio is longer than the {self._most_s:g} s allowed; send it in parts")
 
 
 class LiveSound:

@@ -14,3 +14,8 @@ def language_of(named: str) -> str:
         if code == known or named.strip().lower() == name.lower():
             return name
     raise ValueError(f"no language {named!r}; use an ISO 639-1 code such as en, de or zh")
+
+
+def code_of(language: str | None) -> str:
+    """ISO 639-1 code of a language by its English name; "" for none."""
+    return next((code for code, name in _LANGUAGES.items() if name == language), "")

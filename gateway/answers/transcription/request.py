@@ -5,11 +5,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from gateway.answers import harmless
-from gateway.answers.transcription.languages import language_of
+from gateway.answers.beams import BeamMembers
+from gateway.answers.transcription.languages import code_of, language_of
 from gateway.errors import invalid
 from gateway.listening.speech_windows import Pauses
 from gateway.pipeline.sampling import TranscriptSampling
 from gateway.validation import Listed, Strict, ignoring
+from quartet.v1 import media_pb2, thinker_pb2
 
 
 class VadConfig(Strict):
@@ -29,7 +31,7 @@ def _language(named: str) -> str | None:
     return None if named.strip().lower() in ("", "auto") else language_of(named)
 
 
-class TranslationRequest(ignoring(TranscriptSampling, *harmless.TRANSCRIPTIONS)):
+class TranslationRequest(BeamMembers, ignoring(TranscriptSampling, *harmless.TRANSCRIPTIONS)):
     """Audio to be translated into English text."""
 
     task: ClassVar[str] = "translate"
@@ -49,8 +51,12 @@ class TranslationRequest(ignoring(TranscriptSampling, *harmless.TRANSCRIPTIONS))
     response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
     temperature: Annotated[float, Field(ge=0, le=1)] = 0.0
     max_completion_tokens: Annotated[int, Field(ge=1, le=4096)] = Field(default=1024, description="of a piece of 30 s")
+    n: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="beams of use_beam_search; the best is the transcript"
+    )
     stream: bool = False
     stream_include_usage: bool = Field(default=False, description="a stream's events are vLLM's chunks as well")
+    stream_continuous_usage_stats: bool = Field(default=False, description="each chunk has the usage so far")
 
     @model_validator(mode="after")
     def _has_one_spelling(self) -> Self:
@@ -70,12 +76,22 @@ class TranslationRequest(ignoring(TranscriptSampling, *harmless.TRANSCRIPTIONS))
         speech = f"{self.language} speech" if self.language else "speech"
         return f"Listen to the provided {speech} and produce a translation in {self.to_language or 'English'} text."
 
+    def transcription(self, sound: media_pb2.Media) -> thinker_pb2.Transcription:
+        """For a model that only transcribes."""
+        languages = {name: code_of(getattr(self, name)) for name in ("language", "to_language")}
+        return thinker_pb2.Transcription(
+            sound=sound, translates=self.task == "translate", hints=self.prompt or "", **languages
+        )
+
     @property
     def text_language(self) -> str:
         return (self.to_language or "english").lower()
 
     def check(self) -> None:
         """Raises ApiError: 400 naming a member that contradicts another."""
+        self.check_beams(self.n or 1)
+        if not self.use_beam_search and (self.n or 1) > 1:
+            raise invalid("n", "only with use_beam_search: true; a sound has one transcript")
         if self.stream and self.response_format not in ("json", "text"):
             raise invalid("stream", "only with response_format json or text")
 

@@ -5,20 +5,22 @@ Several windows are written at a time, and their text comes in order. Memory doe
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 from gateway import metrics
 from gateway.access.api_key import ApiKey
+from gateway.answers.catalog import not_reached
 from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import Segment
 from gateway.answers.transcription.request import TranslationRequest
 from gateway.errors import in_own_terms, invalid
-from gateway.listening.speech_windows import RATE_HZ, SpeechWindow
+from gateway.listening.silero import RATE_HZ
+from gateway.listening.speech_windows import SpeechWindow
 from gateway.media.encode import encode_audio
 from gateway.media.fetch import media_errors
-from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta
+from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta, WholeBeam
 from gateway.pipeline.run import Job, run
 from gateway.pipeline.sampling import TranscriptSampling
 from gateway.tasks import cancel
@@ -52,13 +54,21 @@ class TranscriptionRun:
         terms = f" Names and terms in it may be: {request.prompt}" if request.prompt else ""
         self._instruction = request.instruction + terms
         self._ended = list[_Piece]()
-        if gateway.pipeline.output("text") is None:
+        if (request.n or 1) > gateway.settings.max_choices:
+            raise invalid("n", f"at most {gateway.settings.max_choices} beams")
+        if (stage := gateway.catalog.transcriber) is None:
             raise invalid("model", "no thinker here: only a server with one writes down sound", "unsupported_model")
         request.model = gateway.catalog.meant(request.model, "transcription")
-        gateway.catalog.stage_for("text", request.model, takes_loras=True)
+        if request.model is not None and gateway.catalog.parent_of(request.model) is None:
+            gateway.catalog.require_model(request.model, stage)
         self._lora = gateway.catalog.lora_of(request.model)  # of all windows: one that is unloaded meanwhile is missed
-        if "audio" not in gateway.catalog.info("thinker").input_modalities:
+        if stage.info is None:
+            raise not_reached(stage)
+        self._hears = stage.info.thinker
+        if "audio" not in self._hears.input_modalities:
             raise invalid("model", "does not hear", "unsupported_model")
+        if self._hears.transcribes and request.use_beam_search:
+            raise invalid("use_beam_search", "this model searches for no beams; leave it out")
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -79,7 +89,7 @@ class TranscriptionRun:
         begun: asyncio.Queue[_Piece | None] = asyncio.Queue(_PARALLEL_WINDOWS)
         cutting, said = asyncio.create_task(self._cut(begun)), False
         try:
-            with in_own_terms(self._own_name), media_errors(self.sound.field):
+            with in_own_terms(self._own_name), media_errors(self.sound.field), self._places():
                 while (piece := await begun.get()) is not None:
                     self.segments.append(piece.segment)
                     async for delta in piece.deltas():
@@ -96,9 +106,14 @@ class TranscriptionRun:
                 self._key.owe(self.sound.duration_s)
         self._log |= {"audio_s": round(self.sound.duration_s, 3), "windows": len(self.segments)}
 
+    def _places(self) -> AbstractContextManager[None]:
+        """For beams. Raises ApiError: the key may not have so many."""
+        return nullcontext() if self._key is None else self._key.at_once((self.request.n or 1) - 1, "n")
+
     def _own_name(self, member: str) -> str:
-        text = "prompt" if self.request.prompt else self.sound.field
-        return text if member == "messages" else member
+        if member == "messages":
+            return "prompt" if self.request.prompt else self.sound.field
+        return "prompt" if member == "transcription.hints" else member.removeprefix("transcription.")
 
     async def _cut(self, begun: "asyncio.Queue[_Piece | None]") -> None:
         """Queues pieces, with the thinker at work on them; None comes last. Raises MediaError."""
@@ -120,7 +135,8 @@ class TranscriptionRun:
     async def _write(self, piece: "_Piece", window: SpeechWindow) -> None:
         """Transcribes a window; the piece's reader gets the error."""
         try:
-            job = Job(f"{self._request_id}-{piece.segment.id}", {"thinker": self._start(window)})
+            start = {"thinker": self._start(window)}
+            job = Job(f"{self._request_id}-{piece.segment.id}", start, is_transcript=True)
             async with aclosing(run(self._gateway.pipeline, [job], self.sound.left_s())) as events:
                 async for _, event in events:
                     piece.take(event)
@@ -135,9 +151,14 @@ class TranscriptionRun:
         if self.request.response_format == "verbose_json":
             sampling.top_logprobs = 0
         start = thinker_pb2.GenerateStart(sampling=sampling, lora=self._lora)
+        file = encode_audio(window.pcm16, RATE_HZ, "wav")
+        sound = media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=file, field=self.sound.field)
+        if self._hears.transcribes:
+            start.transcription.CopyFrom(self.request.transcription(sound))
+            return start
+        self.request.search(start, self.request.n or 1)
         content = start.messages.add(role="user").content
-        sound = encode_audio(window.pcm16, RATE_HZ, "wav")
-        content.add(media=media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=sound, field=self.sound.field))
+        content.add(media=sound)
         content.add(text=self._instruction)
         return start
 
@@ -145,13 +166,15 @@ class TranscriptionRun:
 class _Piece:
     def __init__(self, segment: Segment) -> None:
         self.segment, self.audio_tokens, self.summary = segment, 0, thinker_pb2.GenerateSummary()
+        self.is_whole = False
         self.events: asyncio.Queue[str | Exception | None] = asyncio.Queue()
 
     def take(self, event: Event) -> None:
         match event:
             case PromptRead(tokens):
                 self.audio_tokens = tokens.audio_tokens
-            case TextDelta(delta):
+            case TextDelta(delta) | WholeBeam(delta) if not self.is_whole:
+                self.is_whole = isinstance(event, WholeBeam)  # the others are less likely
                 self.segment.token_ids += delta.token_ids
                 self.segment.logprobs += [token.logprob for token in delta.logprobs]
                 self.events.put_nowait(delta.text)

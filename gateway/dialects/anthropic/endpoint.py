@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
-from gateway.answers.turns import count_tokens
+from gateway.answers.turns import read_prompt
 from gateway.dialects.anthropic.conversation import Conversation, chat_request
 from gateway.dialects.anthropic.output import PING, BlockOutput
 from gateway.dialects.anthropic.refusals import body, headers_of
@@ -94,8 +94,8 @@ class MessageRun:
 
     async def count(self) -> Response:
         with in_own_terms(self._conversation.own_name):
-            tokens = await count_tokens(self._gateway, await self._job(), self._meter)
-        return Json({"input_tokens": tokens}, headers=self.headers)
+            read = await read_prompt(self._gateway, await self._job(), self._meter)
+        return Json({"input_tokens": read.prompt_tokens}, headers=self.headers)
 
     async def _events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Raises ApiError."""

@@ -90,7 +90,7 @@ def _refuse_servers(servers: list[Any]) -> list[Any]:
 
 
 class Options(Strict):
-    thinker: ThinkerOptions = ThinkerOptions()
+    thinker: ThinkerOptions = Field(default_factory=ThinkerOptions)
 
 
 class MessagesRequest(ignoring(ThinkerSampling, *_OF_REQUESTS)):
@@ -107,7 +107,7 @@ class MessagesRequest(ignoring(ThinkerSampling, *_OF_REQUESTS)):
     tool_choice: CallChoice | None = None
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = Field(default=None, description="older name of output_config.format")
-    quartet: Options = Options()
+    quartet: Options = Field(default_factory=Options)
     mcp_servers: Annotated[Listed[Any], AfterValidator(_refuse_servers)] | None = Field(
         default=None, description=f"refused: {_NO_SERVERS}"
     )

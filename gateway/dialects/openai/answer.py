@@ -46,6 +46,7 @@ class Form:
     """What a request wants to get of its answers.
 
     Attributes:
+        one_call: further calls are left out.
         hides: neither the thought, nor the tokens that it could be read from.
     """
 
@@ -53,6 +54,7 @@ class Form:
     echoed: str = ""
     token_ids: bool = False
     tokens_as_ids: bool = False
+    one_call: bool = False
     reasoning: bool = True
     hides: bool = False
 
@@ -64,9 +66,14 @@ class Form:
             echoed=request.echoed,
             token_ids=bool(request.return_token_ids),
             tokens_as_ids=bool(request.return_tokens_as_token_ids),
+            one_call=request.parallel_tool_calls is False,
             reasoning=reasoning,
             hides=model_reasons and not reasoning,
         )
+
+    def has(self, call: int) -> bool:
+        """Whether call number `call` is in the answer."""
+        return not call or not self.one_call
 
     def logprobs(self, tokens: Sequence[thinker_pb2.TokenLogprob]) -> list[dict[str, Any]] | None:
         return None if self.hides else logprobs(tokens, self.tokens_as_ids)
@@ -95,14 +102,16 @@ class StreamedAnswer(Answer):
         match event:
             case AudioDelta(pcm16):
                 yield self._audio_chunk(pcm16)
-            case TextDelta(delta):
+            case TextDelta(delta, is_plain):
                 thought = delta.reasoning if self.form.reasoning else ""
-                body: dict[str, Any] = {"reasoning_content": thought} if thought else {}
+                body: dict[str, Any] = {"reasoning_content": thought, "reasoning": thought} if thought else {}
                 if delta.text:
                     body["content"] = delta.text
-                if delta.tool_calls:
-                    body["tool_calls"] = [_tool_call(call) for call in delta.tool_calls]
-                tokens = self.form.logprobs(delta.logprobs) if delta.logprobs else None
+                tokens = None
+                if not is_plain:
+                    if calls := [call for call in delta.tool_calls if self.form.has(call.index)]:
+                        body["tool_calls"] = list(map(_tool_call, calls))
+                    tokens = self.form.logprobs(delta.logprobs) if delta.logprobs else None
                 ids = self.form.ids(delta.token_ids) if self.form.token_ids else _NO_IDS  # most want none
                 if body or tokens or ids.get("token_ids"):
                     yield chunk(self.index, "text", body, tokens, ids=ids)
@@ -119,7 +128,7 @@ class StreamedAnswer(Answer):
             case Finished():
                 if self.audio_bytes and self.transcribed < len(self.text):
                     yield self._audio_chunk(b"")
-                last = chunk(self.index, "text", {}, finish_reason=self.finish_reason)
+                last = chunk(self.index, "text", {}, finish_reason=self.finish_reason, ids=self.stop_reason)
                 yield last | {"quartet": self.quartet()}
 
     def _audio_chunk(self, pcm16: bytes) -> dict[str, Any]:
@@ -138,11 +147,13 @@ def _tool_call(call) -> dict[str, Any]:
 
 async def whole_choice(answer: WholeAnswer, audio_format: str, wants_logprobs: bool, form: Form) -> dict[str, Any]:
     """OpenAI's form of a finished answer, its audio as a file of `audio_format`."""
-    calls = [call for _, call in sorted(answer.calls.items())]
+    calls = [call for index, call in sorted(answer.calls.items()) if form.has(index)]
     text = form.echoed + answer.text
+    thought = answer.reasoning if form.reasoning else ""
     message: dict[str, Any] = {"role": form.role, "content": None if calls and not text else text, "refusal": None}
+    message["reasoning"] = thought or None  # vLLM's name, always there; the other one is everybody else's
     more = {
-        "reasoning_content": answer.reasoning if form.reasoning else "",
+        "reasoning_content": thought,
         "tool_calls": calls,
         **dict(sorted(answer.made.items(), reverse=True)),  # images before image_errors
     }
@@ -151,5 +162,5 @@ async def whole_choice(answer: WholeAnswer, audio_format: str, wants_logprobs: b
         file = await asyncio.to_thread(encode_audio, bytes(answer.samples), answer.sample_rate_hz, audio_format)
         message["audio"] = answer.audio(pybase64.b64encode_as_string(file), answer.text)
     tokens = form.logprobs(answer.tokens) if wants_logprobs else None
-    members = {"message": message, **form.ids(answer.token_ids)}
+    members = {"message": message, "token_ids": None, **form.ids(answer.token_ids), **answer.stop_reason}
     return choice(answer.index, members, tokens, answer.finish_reason)

@@ -4,13 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from gateway.access.places import Places
 from gateway.answers.answer import Answer, WholeAnswer, prompt_logprobs, usage
+from gateway.answers.beams import beams
 from gateway.answers.chat_dialog import ChatDialog, needs_dialog
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import ImageChat
@@ -40,7 +41,11 @@ _ANSWER = "chat.completion, or with stream: true chat.completion.chunk events an
 @router.post("/v1/chat/completions", openapi_extra=page(ChatCompletionRequest, _ANSWER))
 async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers a conversation with text and, if requested, speech; or with images, if the model makes them."""
-    request = await read_json(http, ChatCompletionRequest)
+    return await answer_chat(http, gateway, await read_json(http, ChatCompletionRequest))
+
+
+async def answer_chat(http: Request, gateway: Gateway, request: ChatCompletionRequest) -> Response:
+    """Raises ApiError."""
     request.model = gateway.catalog.meant(request.model) or ""
     stage = _stage(gateway, request.model)
     if KINDS[stage.kind].is_diffusion:
@@ -93,27 +98,37 @@ class ChatRun(_BaseRun):
     async def whole(self) -> Response:
         request, answers = self._request, self._new(WholeAnswer)
         await drain(self._events(answers))
-        form = self._form()
         body = self._head | {
             "object": "chat.completion",
             "choices": [
-                await whole_choice(answer, request.audio_format, bool(request.logprobs), form)
+                await whole_choice(answer, request.audio_format, bool(request.logprobs), self._form(answer.index))
                 | ({"quartet": answer.quartet()} if len(answers) > 1 else {})
                 for answer in answers
             ],
-            "usage": usage(answers),
+            "usage": self._usage(answers),
             "modality": "audio" if any(answer.samples for answer in answers) else "text",
             "quartet": answers[0].quartet(),
         }
-        if request.return_token_ids:
-            body["prompt_token_ids"] = list(answers[0].prompt.token_ids)
+        first = answers[0]
+        body["prompt_token_ids"] = list(first.prompt.token_ids) if request.return_token_ids else None
+        body["prompt_logprobs"] = None
         if request.prompt_logprobs is not None:
-            body["prompt_logprobs"] = prompt_logprobs(answers[0].prompt_tokens)
+            body["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, first.prompt_tokens)
         return Json(body)
 
-    def _form(self) -> Form:
+    def _form(self, index: int = 0) -> Form:
+        """Of answer `index`."""
+        return self._form_of(self._request)
+
+    def _usage(self, answers: Sequence[Answer]) -> dict[str, Any]:
+        return usage(answers)
+
+    def _count(self, answers: Sequence[Answer]) -> None:
+        self._meter.count_answers(answers)
+
+    def _form_of(self, request: ChatCompletionRequest) -> Form:
         info = self._gateway.pipeline.info("thinker")
-        return Form.of(self._request, info is not None and info.reasons)
+        return Form.of(request, info is not None and info.reasons)
 
     def _new(self, kind: type[AnswerKind]) -> list[AnswerKind]:
         self._meter.log |= {"speech": self._request.speaks, "answers": self._request.n or 1}
@@ -131,14 +146,16 @@ class ChatRun(_BaseRun):
         for answer in answers:
             if answer.audio_bytes:
                 gateway.transcripts.put(answer.audio_id, answer.expires_at, answer.text)
-        meter.count_answers(answers)
+        self._count(answers)
 
     async def _run(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """One run of the pipeline, or turns with the tools that run here. Raises ApiError or StageError."""
         if needs_dialog(self._gateway, self._request):
             return self._turns()
         jobs = await to_jobs(self._gateway, self._request, self._meter.request_id, self._owner)
-        self._meter.charge(len(jobs), "n")
+        self._meter.charge(self._request.n or 1, "n")
+        if self._request.use_beam_search:
+            return beams(self._gateway, jobs, self._request.n or 1, self._meter)
         places = Places(self._gateway.admission, self._key)
         return run(self._gateway.pipeline, jobs, self._meter.left_s, places.take)
 
@@ -165,7 +182,7 @@ class ChatRun(_BaseRun):
 class ImageRun(_BaseRun):
     def __init__(self, gateway: Gateway, request: ChatCompletionRequest, http: Request, stage: Stage) -> None:
         super().__init__(gateway, request, http)
-        self._chat = ImageChat(gateway, request, stage)
+        self._chat = ImageChat(gateway, request, stage, self._owner)
 
     async def whole(self) -> Response:
         generation = await self._chat.generation(self._meter)

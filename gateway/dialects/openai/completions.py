@@ -1,5 +1,6 @@
 """`POST /v1/completions`: continues a prompt without a chat template."""
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -12,27 +13,36 @@ from starlette.responses import Response
 
 from gateway.answers import harmless
 from gateway.answers.answer import WholeAnswer, logprobs, prompt_logprobs
+from gateway.answers.beams import BeamMembers
 from gateway.answers.completion import CompletionRun, detokenize
-from gateway.answers.extensions import PromptMembers, TopLogprobs
+from gateway.answers.extensions import LogprobMembers, PromptMembers, TopLogprobs
 from gateway.answers.gateway import Gateway
+from gateway.answers.jobs import refuse_long
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
 from gateway.http.connection import DONE, admitted, drain, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
-from gateway.validation import Listed, Positive, TokenIds, ignoring
+from gateway.validation import Listed, ModelName, Positive, TokenIds, ignoring
 from quartet.v1 import thinker_pb2
+from services.common.sampling_limits import WHOLE_VOCABULARY
 
 router = APIRouter(tags=["completions"])
 _DEFAULT_TOKENS = 16  # OpenAI's
 _MAX_PROMPTS = 128
+_EMPTY = (*harmless.OF_VLLM, "kv_transfer_params")
 
 
-class CompletionRequest(PromptMembers, ignoring(WriterSampling, *harmless.COMPLETIONS)):
+class CompletionRequest(
+    BeamMembers,
+    LogprobMembers,
+    PromptMembers,
+    ignoring(WriterSampling, *harmless.COMPLETIONS, empty=_EMPTY),
+):
     """A request for completions: OpenAI's parameters, and vLLM's further ones."""
 
-    model: str
+    model: ModelName = Field(default="", description="default: the one that writes")
     prompt: str | Listed[str] | TokenIds | Listed[TokenIds] = Field(
         description="a text or token ids, or a list of either"
     )
@@ -40,7 +50,7 @@ class CompletionRequest(PromptMembers, ignoring(WriterSampling, *harmless.COMPLE
     n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="completions of each prompt")
     best_of: Annotated[int, Field(ge=1)] | None = Field(default=None, description="as many as n: all are told")
     echo: bool | None = Field(default=None, description="the prompt before the completion; in logprobs, too")
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="alternatives a token")
+    logprobs: TopLogprobs | None = Field(default=None, description="alternatives a token; -1 is all")
     suffix: str | None = Field(default=None, description="refused: models here do not fill in")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -50,14 +60,19 @@ class CompletionRequest(PromptMembers, ignoring(WriterSampling, *harmless.COMPLE
     )
     return_tokens_as_token_ids: bool | None = Field(default=None, description="in logprobs a token is token_id:ID")
     prompt_logprobs: TopLogprobs | None = Field(
-        default=None, description="alternatives of each of the prompt's tokens; not in a stream"
+        default=None, description="alternatives of each of the prompt's tokens, -1 is all; not in a stream"
     )
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_tokens or _DEFAULT_TOKENS
 
     @property
     def of_prompt(self) -> int | None:
         """Alternatives for each token of the prompt; None: no log-probabilities."""
         echoed = self.logprobs if self.echo else None
-        return echoed if self.prompt_logprobs is None else max(self.prompt_logprobs, echoed or 0)
+        wanted = [each for each in (self.prompt_logprobs, echoed) if each is not None]
+        return min(wanted) if WHOLE_VOCABULARY in wanted else max(wanted, default=None)
 
     @property
     def prompts(self) -> list[thinker_pb2.RawPrompt]:
@@ -69,6 +84,7 @@ class CompletionRequest(PromptMembers, ignoring(WriterSampling, *harmless.COMPLE
             raise invalid("prompt", f"has {len(prompts)} prompts; at most {_MAX_PROMPTS} are taken")
         if not prompts or not all(prompts):
             raise invalid("prompt", "must not be empty")
+        refuse_long((each for each in prompts if isinstance(each, str)), "prompt")
         return [
             thinker_pb2.RawPrompt(text=each)
             if isinstance(each, str)
@@ -80,6 +96,8 @@ class CompletionRequest(PromptMembers, ignoring(WriterSampling, *harmless.COMPLE
         """Raises ApiError: 400 naming a parameter that contradicts another, or is not supported."""
         if self.suffix:
             raise invalid("suffix", "models here do not fill in; leave it out")
+        self.check_beams(self.n or 1)
+        self.check_logprobs(self.logprobs is not None)
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise invalid("best_of", "must be n: all completions are told")
         if self.stream and self.prompt_logprobs is not None:
@@ -98,7 +116,11 @@ _OPENAPI = page(CompletionRequest, "text_completion, or with stream: true its ch
 @router.post("/v1/completions", openapi_extra=_OPENAPI)
 async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Continues prompts as they are: no chat template, no speech."""
-    request = await read_json(http, CompletionRequest)
+    return await complete(http, gateway, await read_json(http, CompletionRequest))
+
+
+async def complete(http: Request, gateway: Gateway, request: CompletionRequest) -> Response:
+    """Raises ApiError."""
     request.check()
     request.model = gateway.catalog.meant(request.model) or ""
     return await respond(http, Completions(gateway, request, http), request.stream)
@@ -107,11 +129,12 @@ async def completions(http: Request, gateway: Annotated[Gateway, Depends(admitte
 class Completions:
     def __init__(self, gateway: Gateway, request: CompletionRequest, http: Request) -> None:
         self._gateway, self._request = gateway, request
-        count, most = request.n or 1, request.max_tokens or _DEFAULT_TOKENS
+        count, most = request.n or 1, request.most_tokens
         self._run = CompletionRun(
             gateway, request, http.state, request.prompts, request.model, count, "prompt", request.lora, most
         )
-        self._run.cut = request.cut
+        self._run.cut, self._run.choose = request.cut, request.choose
+        self._run.search = request.search if request.use_beam_search else None
         self._run.wants_prompt_ids = bool(request.return_token_ids)
         self._asked = request.logprobs, request.of_prompt
         created = int(time.time())
@@ -121,14 +144,18 @@ class Completions:
     async def whole(self) -> Response:
         echoes = await self._echoes()
         await drain(self._run.events(*self._asked))
+        has_logprobs = self._asked != (None, None)  # of tens of thousands of tokens, perhaps
+        return await asyncio.to_thread(self._whole, echoes) if has_logprobs else self._whole(echoes)
+
+    def _whole(self, echoes: list[str]) -> Response:
         choices = [
             self._choice(answer, echoes[answer.index] + answer.text, self._entries(answer, 0), 0, has_ended=True)
-            | self._ids(answer, None)
+            | {"token_ids": None, "prompt_token_ids": None, **self._ids(answer, None)}
             for answer in self._run.answers
         ]
-        if self._request.prompt_logprobs is not None:
-            for choice in choices:
-                choice["prompt_logprobs"] = prompt_logprobs(self._read_for(choice["index"]))
+        wanted = self._request.prompt_logprobs is not None
+        for choice in choices:
+            choice["prompt_logprobs"] = prompt_logprobs(self._read_for(choice["index"])) if wanted else None
         return Json(self._head | {"choices": choices, "usage": self._run.usage()})
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -178,8 +205,8 @@ class Completions:
     ) -> dict[str, Any]:
         as_ids = bool(self._request.return_tokens_as_token_ids)
         tokens = None if self._request.logprobs is None else _tokens(entries, offset, as_ids)
-        reason = answer.finish_reason if has_ended else None
-        return {"index": answer.index, "text": text, "logprobs": tokens, "finish_reason": reason}
+        ended = {"finish_reason": answer.finish_reason, **answer.stop_reason} if has_ended else {"finish_reason": None}
+        return {"index": answer.index, "text": text, "logprobs": tokens, **ended}
 
     def _read_for(self, index: int) -> list[thinker_pb2.TokenLogprob]:
         """The prompt of answer `index`."""
@@ -192,18 +219,22 @@ class Completions:
 
 
 def _tokens(entries: Sequence[thinker_pb2.TokenLogprob], offset: int, as_ids: bool) -> dict[str, Any]:
-    """Log-probabilities as lists. `offset` is the first token's, in characters. A prompt's first token has none. Among
-    the alternatives is always the token itself, as OpenAI has it."""
+    """Log-probabilities as lists. `offset` is the first token's, in characters. A prompt's first token has none. The
+    alternatives begin with the token itself: OpenAI always has it, and vLLM has it first."""
     offsets = []
     for entry in entries:
         offsets.append(offset)
         offset += len(entry.token)
     named = logprobs(entries, as_ids)
     known = [None if math.isnan(entry["logprob"]) else entry for entry in named]
-    tops = [entry and {each["token"]: each["logprob"] for each in (*entry["top_logprobs"], entry)} for entry in known]
     return {
         "tokens": [entry["token"] for entry in named],
         "token_logprobs": [entry and entry["logprob"] for entry in known],
-        "top_logprobs": tops,
+        "top_logprobs": [entry and _by_name(entry, *entry["top_logprobs"], entry) for entry in known],
         "text_offset": offsets,
     }
+
+
+def _by_name(*entries: dict[str, Any]) -> dict[str, float]:
+    """Log-probabilities of tokens, in the order of their first entries; of two of one name the last counts."""
+    return {entry["token"]: entry["logprob"] for entry in entries}

@@ -1,5 +1,6 @@
 """`GET /v1/models`."""
 
+import json
 import time
 from typing import Any
 
@@ -25,7 +26,7 @@ _MAKES = {
 
 
 def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
-    facts = _dit_facts(stage.info) if KINDS[stage.kind].is_diffusion else _answer_facts(gateway)
+    facts = _dit_facts(stage.info) if KINDS[stage.kind].is_diffusion else _answer_facts(gateway, stage)
     parent = gateway.catalog.parent_of(name)
     return {
         "id": name,
@@ -39,12 +40,18 @@ def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
     }
 
 
-def _answer_facts(gateway: Gateway) -> dict[str, Any]:
+def _answer_facts(gateway: Gateway, stage: Stage) -> dict[str, Any]:
     pipeline, modalities = gateway.pipeline, {"text": "text", "speech": "audio"}
     thinker, talker, code2wav = map(pipeline.info, ("thinker", "talker", "code2wav"))
+    made, reads = pipeline.config.made, ["text"]
+    if stage.kind == "talker":  # it writes nothing itself
+        thinker, made = None, ["speech"]
+    elif stage in pipeline.transcript and stage not in pipeline.answer:
+        thinker, talker, code2wav = stage.info and stage.info.thinker, None, None
+        made, reads = ["text"], []
     return {
-        "input_modalities": ["text", *(thinker.input_modalities if thinker else ())],
-        "output_modalities": [modalities[output] for output in pipeline.config.made if output in modalities],
+        "input_modalities": [*reads, *(thinker.input_modalities if thinker else ())],
+        "output_modalities": [modalities[output] for output in made if output in modalities],
         "max_context_tokens": thinker.max_context_tokens if thinker else None,
         "voices": pipeline.voices,
         "voice_cloning": bool(talker and talker.voice_sample_rate_hz),
@@ -63,6 +70,9 @@ def _dit_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, 
     facts = {name: value for name, value in facts.items() if value != 0 or isinstance(value, bool) or name in _OFTEN_0}
     if dit.max_pixels:
         facts["max_pixels"] = dit.max_pixels  # MessageToDict makes 64-bit numbers texts
+    facts["arguments"] = {
+        each.name: {"type": each.type, "default": json.loads(each.default or "null")} for each in dit.arguments
+    }
     facts["tasks"] = [_T.Name(task).removeprefix("DIT_TASK_").lower() for task in dit.tasks]
     return {
         "input_modalities": ["text", "image"] if dit.max_images else ["text"],

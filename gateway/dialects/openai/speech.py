@@ -15,9 +15,8 @@ from starlette.responses import Response
 from gateway import metrics
 from gateway.answers import harmless
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import talker_sampling
 from gateway.answers.meter import Meter
-from gateway.answers.sentences import cut
+from gateway.answers.sampling import talker_sampling
 from gateway.answers.voice_options import SpeakPlan, VoiceOptions, plan_speech
 from gateway.errors import ApiError, in_own_terms, invalid
 from gateway.http.connection import EventStream, StreamedResponse, admitted, key_of, owner_of, sse
@@ -26,13 +25,12 @@ from gateway.media.encode import AUDIO_MEDIA_TYPES, BYTES_PER_SAMPLE, AudioStrea
 from gateway.pipeline.events import AudioDelta, Finished
 from gateway.pipeline.run import Job, run, speech
 from gateway.pipeline.sampling import TalkerSampling
+from gateway.pipeline.sentences import cut
 from gateway.pipeline.typed_text import TypedText
 from gateway.validation import NotNegative, Strict, ignoring
-from quartet.v1 import server_info_pb2, talker_pb2
+from quartet.v1 import talker_pb2
 
 MEDIA_TYPES = {**AUDIO_MEDIA_TYPES, "pcm": "audio/pcm"}
-# Slow speech has some 10 English letters, or 3 Chinese characters, a second.
-_SLOW_S_PER_BYTE = 0.12
 
 router = APIRouter(tags=["speech"])
 
@@ -40,7 +38,7 @@ router = APIRouter(tags=["speech"])
 class SpeechOptions(Strict):
     """Settings per stage that OpenAI's API lacks."""
 
-    talker: TalkerSampling = TalkerSampling()
+    talker: TalkerSampling = Field(default_factory=TalkerSampling)
 
 
 class SpeechSettings(VoiceOptions):
@@ -52,7 +50,7 @@ class SpeechSettings(VoiceOptions):
     )
     speed: Annotated[float, Field(ge=0.25, le=4)] = Field(default=1.0, description="of the speech; its pitch stays")
     seed: NotNegative | None = Field(default=None, description="of the speech; default: a random one")
-    quartet: SpeechOptions = SpeechOptions()
+    quartet: SpeechOptions = Field(default_factory=SpeechOptions)
 
 
 class CreateSpeechRequest(ignoring(SpeechSettings, *harmless.SPEECH)):
@@ -105,7 +103,7 @@ class SpeechRun:
         self._start.sampling.CopyFrom(talker_sampling(gateway, settings.quartet.talker, settings.seed))
         code2wav = gateway.catalog.info("code2wav")
         self.sample_rate_hz: int = code2wav.sample_rate_hz
-        self._most_bytes = _most_bytes(gateway.catalog.info("talker"), code2wav, plan)
+        self._most_bytes = plan.most_bytes(gateway.catalog.info("talker"), code2wav)
         self.headers = {"x-quartet-sample-rate-hz": str(self.sample_rate_hz)}
         if plan.voice:
             self.headers["x-quartet-voice"] = plan.voice
@@ -192,19 +190,3 @@ class SpeechRun:
 
 def nothing_to_say(param: str) -> ApiError:
     return invalid(param, "has no letter and no digit: there is nothing to say")
-
-
-def _most_bytes(talker: server_info_pb2.TalkerInfo, code2wav: server_info_pb2.Code2WavInfo, plan: SpeakPlan) -> int:
-    """UTF-8 bytes of a text whose slowest speech fits into the talker's positions and frames. Raises ApiError: 400, no
-    room is left.
-    """
-    text, frames_per_second = plan.start.text, code2wav.sample_rate_hz / code2wav.samples_per_frame
-    frames_per_byte = _SLOW_S_PER_BYTE * frames_per_second
-    sample_text = plan.names.get("voice_sample.text", "ref_text")
-    before = {"instructions": len(text.instructions.encode()), sample_text: len(text.voice_sample.text.encode())}
-    left = talker.max_context_positions - plan.sample_s * frames_per_second - sum(before.values())
-    by_positions = left / (frames_per_byte + 1)  # a byte is a token at most
-    if by_positions < 1 and any(before.values()):
-        raise invalid(max(before, key=lambda name: before[name]), "is too long: no room is left for what is to be said")
-    by_frames = talker.max_frames / frames_per_byte if talker.max_frames else by_positions
-    return max(1, int(min(by_positions, by_frames)))

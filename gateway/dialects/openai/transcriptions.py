@@ -90,7 +90,8 @@ async def translate(http: Request, gateway: Annotated[Gateway, Depends(admitted)
 async def _respond(http: Request, gateway: Gateway, model: type[TranslationRequest]) -> Response:
     limit_s = gateway.settings.request_timeout_s
     request, content = await _read(http, gateway, model)
-    sound = FileSound(content, request.pauses, limit_s, gateway.settings.max_transcription_s, owner_of(http))
+    most_s, sounds = gateway.settings.max_transcription_s, gateway.fetcher.decoding.sounds
+    sound = FileSound(sounds, content, request.pauses, limit_s, most_s, owner_of(http))
     run = TranscriptionRun(gateway, request, sound, http.state.request_id, http.state.log, key_of(http))
     if request.stream:
         return EventStream(_events(run), limit_s)
@@ -119,10 +120,12 @@ async def _read(http: Request, gateway: Gateway, model: type[TranslationRequest]
 async def _events(run: TranscriptionRun) -> AsyncGenerator[bytes, None]:
     """OpenAI's events; with `stream_include_usage` they are vLLM's chunks, too. Raises ApiError."""
     head = {"id": f"trsc-{uuid.uuid4().hex}", "created": int(time.time()), "model": run.request.model}
-    chunked = run.request.stream_include_usage
+    request = run.request
 
     def encode(event: dict[str, Any]) -> bytes:
-        return sse(event | head | _chunk(event) if chunked else event)
+        if not request.stream_include_usage:
+            return sse(event)
+        return sse(event | head | _chunk(event, run.usage if request.stream_continuous_usage_stats else None))
 
     async with aclosing(run.deltas()) as deltas:
         async for delta in deltas:
@@ -130,13 +133,13 @@ async def _events(run: TranscriptionRun) -> AsyncGenerator[bytes, None]:
     yield encode({"type": "transcript.text.done", "text": joined(run.segments), "usage": run.usage})
 
 
-def _chunk(event: dict[str, Any]) -> dict[str, Any]:
-    """Members that make an event a chunk of vLLM's, whose clients read `choices` and the last `usage`."""
+def _chunk(event: dict[str, Any], usage: dict[str, Any] | None) -> dict[str, Any]:
+    """Members that make an event a chunk of vLLM's, whose clients read `choices` and `usage`: the last event's, or
+    the `usage` so far."""
     chunk: dict[str, Any] = {"object": "transcription.chunk", "choices": []}
     if "delta" in event:
         chunk["choices"] = [{"index": 0, "delta": {"content": event["delta"]}, "finish_reason": None}]
-    else:
-        usage = event["usage"]
+    if usage := event.get("usage", usage):
         counts = {"prompt_tokens": usage["input_tokens"], "completion_tokens": usage["output_tokens"]}
         chunk["usage"] = usage | counts
     return chunk

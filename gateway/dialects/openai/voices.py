@@ -88,7 +88,7 @@ async def create_voice(http: Request, gateway: Annotated[Gateway, Depends(admitt
     if match_case(request.name, gateway.pipeline.voices) is not None:
         raise invalid("name", f"{request.name!r} is a voice of the model; choose another name")
     with media_errors("audio_sample"):
-        samples = await asyncio.to_thread(read_sample, files["audio_sample"][0], rate_hz)
+        samples = await gateway.fetcher.decoding.run(read_sample, files["audio_sample"][0], rate_hz)
     voice = UploadedVoice(
         id=f"voice_{uuid.uuid4().hex}",
         name=request.name,

@@ -36,7 +36,8 @@ class SessionHandler:
     ) -> None:
         self._gateway, self._outbox, self._key, self._log = gateway, outbox, key, log
         self.session = session
-        self.conversation = Conversation(MAX_ITEMS, gateway.settings.max_realtime_bytes)
+        most, held, owner = gateway.settings.max_realtime_bytes, gateway.held_by_sessions, key and key.name
+        self.conversation = Conversation(MAX_ITEMS, most, held, owner)
         self.buffer = InputBuffer(session.input_format)
         self._active: Response | None = None
         self._responses: dict[str, Response] = {}

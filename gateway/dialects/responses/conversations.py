@@ -16,7 +16,7 @@ from gateway.dialects.responses.store import Thread
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import JSON, page, read_json
-from gateway.http.json_writer import first_page, to_json
+from gateway.http.json_writer import Json, first_page, in_thread, to_json
 from gateway.validation import Listed, Strict
 
 router = APIRouter(tags=["responses"])
@@ -81,13 +81,14 @@ async def delete_conversation(http: Request, thread: Found) -> dict[str, Any]:
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
-async def list_items(http: Request, thread: Found) -> dict[str, Any]:
+async def list_items(http: Request, thread: Found) -> Json:
     """Lists the items of a conversation."""
-    return await page_of(responses_of(http).store, thread.id, read_query(http, Page))
+    http.state.hold(thread.size)
+    return await in_thread(await page_of(responses_of(http).store, thread.id, read_query(http, Page)))
 
 
 @router.post("/v1/conversations/{conversation_id}/items", dependencies=_ADMITTED, openapi_extra=_opened(ItemsRequest))
-async def create_items(http: Request, thread: Found) -> dict[str, Any]:
+async def create_items(http: Request, thread: Found) -> Json:
     """Adds items to a conversation."""
     request = await read_json(http, ItemsRequest)
     items = await _items(request.items)
@@ -95,14 +96,15 @@ async def create_items(http: Request, thread: Found) -> dict[str, Any]:
         if item["type"] == "item_reference":
             raise invalid(f"items[{i}].type", "a conversation has items themselves")
     await responses_of(http).store.add(thread.id, items)
-    return first_page(items, len(items))
+    return await in_thread(first_page(items, len(items)))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
-async def get_item(http: Request, thread: Found, item_id: str) -> dict[str, Any]:
+async def get_item(http: Request, thread: Found, item_id: str) -> Json:
     """Returns an item of a conversation."""
+    http.state.hold(thread.size)
     if (item := await responses_of(http).store.item_of(thread.id, item_id)) is not None:
-        return item
+        return await in_thread(item)
     raise ApiError(404, f"there is no item {item_id[:80]!r} in the conversation", None, "not_found")
 
 

@@ -1,6 +1,5 @@
 """`/v1/responses`: OpenAI's Responses API."""
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
 from typing import Annotated, Any
@@ -19,7 +18,7 @@ from gateway.dialects.responses.schema import InputTokensRequest, ResponseReques
 from gateway.errors import in_own_terms, invalid
 from gateway.http.connection import EventStream, admitted, drain, key_of, named_sse, owner_of, while_connected
 from gateway.http.forms import JSON, page, read_json
-from gateway.http.json_writer import Json
+from gateway.http.json_writer import Json, in_thread
 from gateway.validation import NotNegative, Strict
 
 router = APIRouter(tags=["responses"])
@@ -41,7 +40,7 @@ async def create_response(http: Request, gateway: Annotated[Gateway, Depends(adm
     request = await read_json(http, ResponseRequest)
     responses = responses_of(http)
     name = None if request.background else http.state.request_id
-    run = await responses.ask(request, name, key_of(http), http.state.log)
+    run = await responses.ask(request, name, key_of(http), http.state.log, http.state.hold)
     if request.background:
         return await _in_background(http, gateway, responses, run)
     if request.stream:
@@ -65,7 +64,7 @@ async def _whole(run: ResponseRun) -> Response:
     await drain(run.events())
     if run.error is not None:
         raise run.error
-    return await asyncio.to_thread(Json, run.public())  # it may have megabytes of images
+    return await in_thread(run.public())
 
 
 def _stream(gateway: Gateway, events: AsyncGenerator[ResponseEvent, None]) -> EventStream:
@@ -82,13 +81,11 @@ async def count_input_tokens(http: Request, gateway: Annotated[Gateway, Depends(
     """Counts the tokens of a response's prompt, media included."""
     request = await read_json(http, InputTokensRequest)
     request.background = request.stream = request.stream_options = None
-    stage = gateway.pipeline.output("text")
-    request.model = request.model or (stage and gateway.catalog.model_of(stage)) or ""
     return await while_connected(http.receive, _count(http, request))
 
 
 async def _count(http: Request, request: ResponseRequest) -> Response:
-    run = await responses_of(http).ask(request, http.state.request_id, key_of(http), http.state.log)
+    run = await responses_of(http).ask(request, http.state.request_id, key_of(http), http.state.log, http.state.hold)
     return Json({"object": "response.input_tokens", "input_tokens": await run.count()})
 
 
@@ -100,7 +97,7 @@ async def get_response(http: Request, response_id: str) -> Response:
     if not query.stream:
         if query.starting_after is not None:
             raise invalid("starting_after", "only with stream=true")
-        return Json(await responses.get(response_id, owner))
+        return await in_thread(await responses.get(response_id, owner, hold=http.state.hold))
     running = await responses.background(response_id, owner)
     after = -1 if query.starting_after is None else query.starting_after
     return _stream(responses.gateway, running.events(after))
@@ -114,17 +111,17 @@ async def delete_response(http: Request, response_id: str) -> dict[str, Any]:
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-async def cancel_response(http: Request, response_id: str) -> dict[str, Any]:
+async def cancel_response(http: Request, response_id: str) -> Json:
     """Cancels a background response."""
-    return await responses_of(http).cancel(response_id, owner_of(http))
+    return await in_thread(await responses_of(http).cancel(response_id, owner_of(http), http.state.hold))
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-async def list_input_items(http: Request, response_id: str) -> dict[str, Any]:
+async def list_input_items(http: Request, response_id: str) -> Json:
     """Lists the items of a response's own input."""
     responses, shown = responses_of(http), read_query(http, Page)
-    await responses.get(response_id, owner_of(http))
-    return await page_of(responses.store, response_id, shown)
+    await responses.get(response_id, owner_of(http), hold=http.state.hold)
+    return await in_thread(await page_of(responses.store, response_id, shown))
 
 
 def responses_of(http: HTTPConnection) -> Responses:

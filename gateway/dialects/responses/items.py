@@ -36,6 +36,7 @@ class Message(Lenient):
 class FunctionCall(Lenient):
     call_id: str = Field(min_length=1)
     name: str = Field(min_length=1)
+    namespace: str | None = None
     arguments: str = ""
 
 

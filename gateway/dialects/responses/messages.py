@@ -22,6 +22,7 @@ from gateway.answers.tools.events import made_url
 from gateway.answers.tools.registry import tool_of
 from gateway.dialects.responses.parts import Item, chat_parts, image_part
 from gateway.dialects.responses.schema import ResponseRequest, TextFormat
+from gateway.dialects.responses.tools import flat_name
 from gateway.errors import invalid
 from gateway.pipeline.sampling import ThinkerSampling
 
@@ -51,7 +52,7 @@ class Messages:
             case "message":
                 self._message(place, item)
             case "function_call":
-                self._call(place, item["call_id"], item["name"], item["arguments"])
+                self._call(place, item["call_id"], flat_name(item.get("namespace"), item["name"]), item["arguments"])
             case "function_call_output":
                 self._output(place, item["call_id"], chat_parts(item["output"], f"{place}.output"))
             case "reasoning":
@@ -147,6 +148,7 @@ def chat_request(
         response_format=_format(request.text.format if request.text else None),
         logprobs=request.wants_logprobs or None,
         top_logprobs=request.top_logprobs if request.wants_logprobs else None,
+        return_token_ids=request.enable_response_messages,
     )
 
 

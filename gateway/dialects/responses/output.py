@@ -102,10 +102,11 @@ class ReasoningOutput(TextOutput):
 
 
 class CallOutput(OutputItem):
-    """A call of a function of the client's."""
+    """A call of a function of the client's, maybe of a `namespace`."""
 
-    def __init__(self, index: int, name: str, call_id: str) -> None:
-        super().__init__(index, "function_call", arguments="", call_id=call_id, name=name)
+    def __init__(self, index: int, name: str, call_id: str, namespace: str | None = None) -> None:
+        within = {"namespace": namespace} if namespace else {}
+        super().__init__(index, "function_call", arguments="", call_id=call_id, name=name, **within)
 
     def arguments(self, delta: str) -> Iterator[ResponseEvent]:
         self.item["arguments"] += delta

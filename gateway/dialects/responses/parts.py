@@ -3,14 +3,14 @@
 import mimetypes
 from collections.abc import Callable, Sequence
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from pydantic import Field
 
 from gateway.answers import conversation
 from gateway.errors import invalid
-from gateway.media.fetch import from_base64
+from gateway.media.fetch import from_base64, unescaped
 from gateway.validation import Lenient, within
+from services.common.media import MediaError
 
 Item = dict[str, Any]
 """An item or a part in OpenAI's form, as it is stored."""
@@ -158,7 +158,9 @@ def _decoded(url: str, field: str) -> str:
         raise invalid(f"{field}.file_data", "more text than a request can have", "context_length_exceeded")
     try:
         is_base64 = head.endswith(";base64")
-        return (from_base64(data) if is_base64 else unquote_to_bytes(data)).decode()
+        return (from_base64(data) if is_base64 else unescaped(data)).decode()
+    except MediaError as error:
+        raise invalid(f"{field}.file_data", str(error), "invalid_media") from None
     except ValueError:
         raise invalid(f"{field}.file_data", "is no UTF-8 text in base64", "invalid_media") from None
 

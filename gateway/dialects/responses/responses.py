@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, aclosing, suppress
 from types import MappingProxyType
 from typing import Any
@@ -107,16 +107,18 @@ class Responses:
         request_id: str | None,
         key: ApiKey | None,
         log_fields: dict[str, Any],
+        hold: Callable[[int], None],
         held: Mapping[str, Sequence[Item]] = MappingProxyType({}),
     ) -> ResponseRun:
         """The response to `request`, not begun.
 
         Args:
             request_id: names it in every stage; None: its own id does.
+            hold: counts the bytes that are read of the store.
             held: by response, the items of turns that are not stored.
 
         Raises:
-            ApiError: 400 naming what is at fault; 404, there is no such earlier response or conversation.
+            ApiError: 400 naming what is at fault; 404, there is no such earlier response or conversation; of `hold`.
         """
         self._check(request)
         owner = key and key.name
@@ -125,7 +127,7 @@ class Responses:
             tool.check(self.gateway, place)
         items = read_items(request.input)
         items = [await self._referred(item, f"input[{i}]", owner) for i, item in enumerate(items)]
-        earlier = await self._earlier(request, owner, held)
+        earlier = await self._earlier(request, owner, hold, held)
         if not earlier and not items:
             raise invalid("input", "required, but missing", "missing_required_parameter")
         response_id = new_id("resp")
@@ -142,6 +144,8 @@ class Responses:
             raise invalid("text.format", "cannot be beside structured_outputs; send one of the two")
         if request.background and not request.is_stored:
             raise invalid("background", "only with store: it has to be got later")
+        if request.enable_response_messages and request.include_reasoning is False:
+            raise invalid("enable_response_messages", "tells the reasoning; leave it out, or include_reasoning")
         if request.conversation is not None and request.previous_response_id is not None:
             raise invalid("conversation", "says what previous_response_id says, too; send one of the two")
         if self.gateway.pipeline.config.thinker is None:
@@ -158,10 +162,15 @@ class Responses:
         return found
 
     async def _earlier(
-        self, request: ResponseRequest, owner: str | None, held: Mapping[str, Sequence[Item]]
+        self,
+        request: ResponseRequest,
+        owner: str | None,
+        hold: Callable[[int], None],
+        held: Mapping[str, Sequence[Item]],
     ) -> list[tuple[str, Item]]:
         if request.conversation is not None:
             thread = await self.thread("conversation", request.conversation.id, owner, "conversation")
+            hold(thread.size)
             return [("conversation", item) for item in await self.store.items(thread.id)]
         if request.previous_response_id is None:
             return []
@@ -176,6 +185,7 @@ class Responses:
             raise
         if body["status"] in _UNFINISHED:
             raise invalid(param, f"{previous!r} has not finished; wait for it, or cancel it")
+        hold(await self.store.size_of_turns(previous))
         items = await self.store.turns(previous, owner)
         if items is None:
             raise invalid(param, f"a response before {previous!r} is gone", "previous_response_not_found")
@@ -214,9 +224,16 @@ class Responses:
         elif conversation is not None:
             await self.store.add(conversation, [*spec.items, *output])
 
-    async def get(self, response_id: str, owner: str | None, param: str | None = None) -> dict[str, Any]:
-        """The object of a response. Raises ApiError: 404, naming `param`: there is none."""
+    async def get(
+        self,
+        response_id: str,
+        owner: str | None,
+        param: str | None = None,
+        hold: Callable[[int], None] = lambda more: None,
+    ) -> dict[str, Any]:
+        """The object of a response; `hold` counts its bytes. Raises ApiError: 404, naming `param`: there is none."""
         thread = await self.thread("response", response_id, owner, param)
+        hold(thread.size)
         if (running := self._background.get(response_id)) is not None and not running.task.done():
             return running.run.public()
         body = thread.body | {"output": await self.store.items(response_id, output=True)}
@@ -231,8 +248,8 @@ class Responses:
         Raises:
             ApiError: 404, there is none; 400, it was not in the background, or its events are not kept any more.
         """
-        body = await self.get(response_id, owner)
-        if not body["background"]:
+        thread = await self.thread("response", response_id, owner, None)
+        if not thread.body["background"]:
             message = f"{response_id}: its events are kept only with background: true"
             raise ApiError(400, message, None, "invalid_value")
         if (running := self._background.get(response_id)) is None:
@@ -240,26 +257,27 @@ class Responses:
             raise ApiError(400, message, "stream", "invalid_value")
         return running
 
-    async def cancel(self, response_id: str, owner: str | None) -> dict[str, Any]:
-        """Ends a response in the background, if it has not ended. Returns its object.
+    async def cancel(
+        self, response_id: str, owner: str | None, hold: Callable[[int], None] = lambda more: None
+    ) -> dict[str, Any]:
+        """Ends a response in the background, if it has not ended. Returns its object, whose bytes `hold` counts.
 
         Raises:
             ApiError: 404, there is none; 400, it was not in the background.
         """
-        body = await self.get(response_id, owner)
-        if not body["background"]:
+        thread = await self.thread("response", response_id, owner, None)
+        if not thread.body["background"]:
             raise ApiError(400, f"{response_id}: only those with background: true are cancelled", None, "invalid_value")
         if (running := self._background.get(response_id)) is not None and not running.task.done():
             if not running.task.cancelling():
                 running.task.cancel()
             await asyncio.wait([running.task])
-            return await self.get(response_id, owner)
-        return body
+        return await self.get(response_id, owner, hold=hold)
 
     async def delete(self, response_id: str, owner: str | None) -> None:
         """Ends and removes a response. Raises ApiError: 404, there is none."""
-        body = await self.get(response_id, owner)
-        if body["background"]:
+        thread = await self.thread("response", response_id, owner, None)
+        if thread.body["background"]:
             await self.cancel(response_id, owner)
             self._background.pop(response_id, None)
         await self.store.remove(response_id)

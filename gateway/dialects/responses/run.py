@@ -16,6 +16,7 @@ from gateway.answers.turns import Turns
 from gateway.dialects.responses.dialog import ResponseDialog
 from gateway.dialects.responses.output import HostedOutput, OutputItem, ResponseEvent
 from gateway.dialects.responses.parts import Item
+from gateway.dialects.responses.raw_messages import raw_messages
 from gateway.dialects.responses.spec import ResponseSpec, Status, usage_of
 from gateway.dialects.responses.turn_output import TurnOutput
 from gateway.errors import ApiError, gateway_fault
@@ -45,6 +46,7 @@ class ResponseRun:
         self.generates = True
         self.error: ApiError | None = None
         self._sequence, self._is_told = 0, False
+        self._raw = dict[str, Any]()  # of its object: the prompts and outputs as token ids
 
     @property
     def output(self) -> list[Item]:
@@ -53,7 +55,8 @@ class ResponseRun:
 
     def public(self) -> dict[str, Any]:
         """Its object."""
-        return self.spec.public(self.status, self.output, [turn.answer for turn in self._turn_outputs], self.error)
+        answers = [turn.answer for turn in self._turn_outputs]
+        return self.spec.public(self.status, self.output, answers, self.error) | self._raw
 
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
         """Runs it. Closing the generator ends the work in every stage.
@@ -100,8 +103,11 @@ class ResponseRun:
 
     async def _end(self) -> None:
         """Raises ApiError: it cannot be kept."""
+        answers = [turn.answer for turn in self._turn_outputs]
+        if answers and self.spec.request.enable_response_messages:
+            self._raw = await raw_messages(self._gateway, answers)
         self.status = "incomplete" if any(turn.is_cut_short for turn in self._turns.turns[-1:]) else "completed"
-        if answers := [turn.answer for turn in self._turn_outputs]:
+        if answers:
             tokens = usage_of(answers)
             details = tokens["output_tokens_details"]
             self._meter.count(tokens["input_tokens"], details["text_tokens"], details["audio_tokens"])

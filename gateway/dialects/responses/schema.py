@@ -8,7 +8,7 @@ from gateway.answers import harmless
 from gateway.answers.extensions import TextMembers
 from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings, TemplateVariables
 from gateway.pipeline.sampling import ThinkerSampling
-from gateway.validation import Lenient, Listed, Positive, ignoring
+from gateway.validation import Lenient, Listed, ModelName, Positive, ignoring
 
 
 class TextFormat(Lenient):
@@ -53,7 +53,7 @@ Metadata = Annotated[
 class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, *harmless.RESPONSES)):
     """OpenAI's parameters, vLLM's further ones, and chat's for speech."""
 
-    model: str
+    model: ModelName = Field(default="", description="default: the one that writes")
     input: str | Listed[Any] = Field(default=[], description="a text, or items")
     instructions: str | None = Field(default=None, description="a system message before all; not kept for later turns")
     previous_response_id: str | None = Field(default=None, description="answers after that response")
@@ -68,11 +68,14 @@ class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, 
     include: Listed[str] | None = Field(
         default=None, description="message.output_text.logprobs, reasoning.encrypted_content; others without effect"
     )
+    enable_response_messages: bool | None = Field(
+        default=None, description="the response has input_messages and output_messages, its texts as token ids"
+    )
     include_reasoning: bool | None = Field(default=None, description="default: true; as chat's")
     max_output_tokens: Positive | None = Field(default=None, description="of text; wins over max_tokens")
     max_tool_calls: Positive | None = Field(default=None, description="most calls of tools that run here; default: 8")
     metadata: Metadata | None = None
-    parallel_tool_calls: bool | None = Field(default=None, description="accepted; without effect")
+    parallel_tool_calls: bool | None = Field(default=None, description="false: a turn has one call at most")
     prompt: Any = Field(default=None, description="refused: no prompts are kept here")
     prompt_cache_key: str | None = Field(default=None, description="names a conversation, to choose the thinker")
     reasoning: ReasoningOptions | None = None
@@ -96,7 +99,7 @@ class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, 
     stop: StopStrings | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="as chat's")
     lora: str | None = Field(default=None, description="as chat's")
-    quartet: QuartetOptions = QuartetOptions()
+    quartet: QuartetOptions = Field(default_factory=QuartetOptions)
 
     @property
     def is_stored(self) -> bool:
@@ -115,9 +118,6 @@ class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, 
 class InputTokensRequest(ignoring(ResponseRequest, "personality")):
     """A response whose prompt is counted. Sampling has no effect."""
 
-    model: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = Field(
-        default="", description="default: the one that writes"
-    )
     input: Annotated[str | Listed[Any], BeforeValidator(lambda value: [] if value is None else value)] = Field(
         default=[], description="a text, or items"
     )

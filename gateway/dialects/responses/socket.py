@@ -5,7 +5,7 @@ or `error`. Source: `responses.connect()` of OpenAI's client."""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
@@ -33,7 +33,8 @@ from gateway.validation import Strict
 from services.common.telemetry.spans import Span
 
 _PATH = "/v1/responses"
-_MOST_WAITING = 8  # messages of a connection; each may have megabytes
+_MOST_WAITING = 8  # messages of a connection
+_MOST_WAITING_CHARACTERS = 1024 * 1024  # of those behind the first
 
 router = APIRouter(tags=["responses"])
 log = structlog.get_logger()
@@ -93,6 +94,7 @@ class _Connection:
         self._socket, self._responses = socket, responses_of(socket)
         self._settings = self._responses.gateway.settings
         self._waiting = asyncio.Queue[str | None](_MOST_WAITING)
+        self._characters = 0  # that wait
         self._is_busy = False
         self._held: dict[str, _Held] = {}  # by the response's id, the oldest first
 
@@ -114,15 +116,22 @@ class _Connection:
         """Reads while a response runs: a disconnection ends it."""
         while True:
             text = await receive_text(self._socket)
-            if self._waiting.full():
-                reason = f"{_MOST_WAITING} messages wait already; send the next one after an answer"
+            size = len(text or "")
+            is_large = not self._waiting.empty() and self._characters + size > _MOST_WAITING_CHARACTERS
+            if self._waiting.full() or is_large:
+                reason = "as many messages wait as may, or as large ones; send the next one after an answer"
                 await self._send(_error_event(ApiError(429, reason, None, "too_many_messages", "rate_limit_error")))
             else:
                 self._waiting.put_nowait(text)
+                self._characters += size
 
     async def _answer_all(self) -> NoReturn:
+        idle_s = self._settings.realtime_idle_s
+        reason = f"nothing came for {idle_s:g} s; connect again when there is something to ask"
         while True:
-            text = await self._waiting.get()
+            async with limited(idle_s, ApiError(400, reason, None, "session_idle")):
+                text = await self._waiting.get()
+            self._characters -= len(text or "")
             self._is_busy = True
             async with limited(self._settings.request_timeout_s + LAST_WORD_S, ClientGone()):  # it does not read
                 await self._answer(text)
@@ -144,7 +153,9 @@ class _Connection:
                 fields["status"] = "failed"
                 await self._send(_not_steered(await parsed(ResponseSteer, text)))
             else:
-                await self._respond(text, fields, lane)
+                with self._socket.app.state.bodies.request(owner_of(self._socket) or "") as body:
+                    body.arrives = False
+                    await self._respond(text, fields, lane, body.hold)
         except ApiError as error:
             fields |= {"status": "failed", **error.log}
             await self._send(_error_event(error) | lane)
@@ -157,8 +168,10 @@ class _Connection:
         finally:
             log.info("response", duration_ms=round((time.monotonic() - started) * 1000, 1), **fields)
 
-    async def _respond(self, text: str, fields: dict[str, Any], lane: dict[str, str]) -> None:
-        """Sends a response's events. Raises ApiError; WebSocketDisconnect."""
+    async def _respond(
+        self, text: str, fields: dict[str, Any], lane: dict[str, str], hold: Callable[[int], None]
+    ) -> None:
+        """Sends a response's events. `hold` counts what it holds. Raises ApiError; WebSocketDisconnect."""
         ignored = set[str]()
         async with asynccontextmanager(admitted)(self._socket):
             create = await parsed(SocketRequest, text, ignored)
@@ -167,8 +180,8 @@ class _Connection:
             if create.background:
                 raise invalid("background", f"not on a WebSocket; send it to POST {_PATH}")
             create.stream = True
-            held = {name: each.items for name, each in self._held.items()}
-            run = await self._responses.ask(create, None, key_of(self._socket), fields, held)
+            items = {name: each.items for name, each in self._held.items()}
+            run = await self._responses.ask(create, None, key_of(self._socket), fields, hold, items)
             run.generates = create.generate is not False
             try:
                 async with aclosing(run.events()) as events:

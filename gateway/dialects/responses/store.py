@@ -41,6 +41,7 @@ class Thread:
         previous: id of the response before.
         body: the response's object, or the conversation's metadata.
         used_at: Unix seconds of the last creation, change or answer.
+        size: in bytes, items included.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Thread:
     previous: str | None
     body: dict[str, Any]
     used_at: float = 0.0
+    size: int = 0
 
 
 class ResponseStore(ClientStore):
@@ -146,11 +148,17 @@ class ResponseStore(ClientStore):
 
     async def get(self, thread_id: str, owner: str | None) -> Thread | None:
         """None: there is none, or it is another owner's."""
-        columns = "SELECT id, created_at, previous, body, used_at FROM threads WHERE"
+        columns = "SELECT id, created_at, previous, body, used_at, bytes FROM threads WHERE"
         rows = await self.rows(f"{columns} {_FOUND}", (thread_id, *self._visible(owner)))
-        for name, created_at, previous, body, used_at in rows:
-            return Thread(name, created_at, previous, json.loads(body), used_at)
+        for name, created_at, previous, body, used_at, size in rows:
+            return Thread(name, created_at, previous, json.loads(body), used_at, size)
         return None
+
+    async def size_of_turns(self, response_id: str) -> int:
+        """Bytes of a response and its predecessors."""
+        before = "SELECT threads.previous, threads.bytes FROM threads JOIN chain ON threads.id = chain.previous"
+        chain = f"WITH RECURSIVE chain AS (SELECT previous, bytes FROM threads WHERE id = ? UNION ALL {before})"
+        return (await self.rows(f"{chain} SELECT coalesce(sum(bytes), 0) FROM chain", (response_id,)))[0][0]
 
     async def items(self, thread_id: str, output: bool = False) -> list[Item]:
         """A conversation's items, or a response's input or output."""

@@ -67,7 +67,8 @@ class TurnOutput:
             yield from message.text(delta.text, logprobs=self._logprobs)
             self._logprobs = []
         for call in delta.tool_calls:
-            yield from self._call(call)
+            if not call.index or self._spec.request.parallel_tool_calls is not False:
+                yield from self._call(call)
 
     def _said(self) -> Generator[ResponseEvent, None, MessageOutput]:
         """Opens the message, if it is not open; returns it."""
@@ -82,7 +83,8 @@ class TurnOutput:
             yield from self._thought.close("completed") if self._thought else ()
             if self._message is not None and "audio" not in (self._spec.request.modalities or ()):
                 yield from self._message.close("completed")
-            call = self._calls[delta.index] = CallOutput(len(self._outputs), delta.name, delta.id)
+            namespace, name = self._spec.tools.namespaces.get(delta.name, (None, delta.name))
+            call = self._calls[delta.index] = CallOutput(len(self._outputs), name, delta.id, namespace)
             yield from self._opened(call)
         if delta.arguments_json:
             yield from self._calls[delta.index].arguments(delta.arguments_json)

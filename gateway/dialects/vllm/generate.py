@@ -4,75 +4,32 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from io import BytesIO
+from typing import Annotated, Any, TypeVar
 
+import numpy as np
+import pybase64
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.answer import LEAST_LOGPROB, WholeAnswer, prompt_logprobs
-from gateway.answers.completion import CompletionRun, RawSpeech, SpeechParams, Step
-from gateway.answers.conversation import MediaPart
+from gateway.answers.completion import CompletionRun, RawSpeech, Step
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import Pending, attach_media, media_file
-from gateway.answers.request import StreamOptions, WriterSampling
+from gateway.answers.rendering import placeholders
+from gateway.answers.request import StreamOptions
+from gateway.dialects.vllm.request import GenerateRequest
 from gateway.errors import invalid
 from gateway.http.connection import DONE, admitted, counted, drain, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.pipeline.events import PromptTokens, TextDelta
-from gateway.validation import Listed, Strict, TokenIds
+from gateway.validation import Listed, Strict
 from quartet.v1 import thinker_pb2
 
 router = APIRouter(tags=["completions"])
 Result = TypeVar("Result")
-
-
-class SamplingParams(WriterSampling):
-    """Sampling parameters under vLLM's names."""
-
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(default=None, description="alternatives of each token")
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        default=None, description="alternatives of each of the prompt's tokens; not in a stream"
-    )
-    detokenize: bool | None = Field(default=None, description="accepted; ids are told, or the text of output_mode")
-
-
-class GenerateRequest(Strict):
-    """Token ids, with a placeholder for each medium."""
-
-    token_ids: TokenIds = Field(min_length=1)
-    sampling_params: SamplingParams = SamplingParams()
-    model: str | None = Field(default=None, description="default: the one that writes")
-    request_id: str | None = Field(default=None, min_length=1, max_length=128, description="by which it is given up")
-    content_parts: Listed[Annotated[MediaPart, Field(discriminator="type")]] | None = Field(
-        default=None, description="media, as parts of chats, in the order of their placeholders"
-    )
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
-    output_mode: Literal["tokens", "text"] | None = Field(default=None, description="text: choices have it, too")
-    return_token_ids: bool | None = Field(default=None, description="the prompt's ids are told, placeholders as sent")
-    speech: SpeechParams | None = Field(default=None, description="what is written is spoken, too; Quartet's own")
-    cache_salt: Any = Field(default=None, description="refused: prompts share one prefix cache")
-    features: Any = Field(default=None, description="refused: send media as content_parts")
-    kv_transfer_params: Any = Field(default=None, description="refused")
-
-    def check(self, gateway: Gateway) -> None:
-        """Raises ApiError: 400 naming a member that is not supported."""
-        if self.features is not None:
-            raise invalid("features", "media that were processed elsewhere are not taken; send them as content_parts")
-        if self.kv_transfer_params is not None:
-            raise invalid("kv_transfer_params", "KV blocks do not come from elsewhere; leave it out")
-        if self.cache_salt is not None:
-            raise invalid("cache_salt", "all prompts share one prefix cache; leave it out")
-        if self.sampling_params.prompt_logprobs is not None and self.stream:
-            raise invalid("sampling_params.prompt_logprobs", "a stream does not tell them; set stream to false")
-        if self.stream_options is not None and not self.stream:
-            raise invalid("stream_options", "only with stream: true")
-        if self.speech is not None:
-            self.speech.check(gateway, bool(self.stream))
 
 
 class AbortRequest(Strict):
@@ -103,8 +60,10 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     """Continues token ids with token ids."""
     request = await read_json(http, GenerateRequest)
     request.check(gateway)
-    prompt, media = await _prompt(gateway, request)
-    return await respond(http, Generation(gateway, request, http, prompt, media), request.stream)
+    owner, params, seed = owner_of(http), request.speech, request.sampling_params.seed
+    prompt, media = await _prompt(gateway, request, owner)
+    speech = None if params is None else await RawSpeech.begin(gateway, params, seed, bool(request.stream), owner)
+    return await respond(http, Generation(gateway, request, http, prompt, media, speech), request.stream)
 
 
 @router.post("/inference/v1/abort_requests", dependencies=[Depends(counted)], openapi_extra=page(AbortRequest, "{}"))
@@ -118,11 +77,18 @@ async def abort_requests(http: Request) -> dict[str, Any]:
     return {}
 
 
-async def _prompt(gateway: Gateway, request: GenerateRequest) -> tuple[thinker_pb2.RawPrompt, list[bytes]]:
-    prompt = thinker_pb2.RawPrompt(token_ids=thinker_pb2.TokenIds(ids=request.token_ids))
+async def _prompt(
+    gateway: Gateway, request: GenerateRequest, owner: str | None
+) -> tuple[thinker_pb2.RawPrompt, list[bytes]]:
+    if request.features is not None:
+        ids, files = request.features.collapsed(request.token_ids, "features")
+    else:
+        parts = enumerate(request.content_parts or ())
+        ids, files = request.token_ids, [media_file(part, f"content_parts[{i}]", owner) for i, part in parts]
+    opens_thought = request.reasoning_ended is False
+    prompt = thinker_pb2.RawPrompt(token_ids=thinker_pb2.TokenIds(ids=ids), opens_thought=opens_thought)
     pending: list[Pending] = []
-    for i, part in enumerate(request.content_parts or ()):
-        file = media_file(part, f"content_parts[{i}]")
+    for file in files:
         media = prompt.media.add(kind=f"MEDIA_KIND_{file.kind.upper()}", field=file.field)
         pending.append((media, file))
     return prompt, await attach_media(gateway, pending)
@@ -136,6 +102,7 @@ class Generation:
         http: Request,
         prompt: thinker_pb2.RawPrompt,
         media: list[bytes],
+        speech: RawSpeech | None,
     ) -> None:
         sampling = request.sampling_params
         if request.priority is not None:
@@ -143,21 +110,23 @@ class Generation:
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
         self._aborts: Aborts = http.app.state.generations
-        params, count = request.speech, sampling.n or 1
-        speech = None if params is None else RawSpeech(gateway, params, sampling.seed, bool(request.stream))
-        model = gateway.catalog.meant(request.model)
+        model, count = gateway.catalog.meant(request.model), sampling.n or 1
         self._run = CompletionRun(
             gateway, sampling, http.state, [prompt], model, count, "token_ids", media=media, speech=speech
         )
+        self._run.choose = sampling.fill_chosen
+        self._run.wants_prompt_ids = bool(request.return_token_ids or request.features)
         self._logprobs: list[list[dict[str, Any]]] = [[] for _ in self._run.answers]
 
     async def _steps(self) -> AsyncGenerator[Step, None]:
         """Yields samples until the request ends or is cancelled."""
         logprobs = self._sampling.logprobs, self._sampling.prompt_logprobs
         with _abortable(self._aborts, self._owner, self._id) as aborted:
+            is_read = False
             async with aclosing(self._run.events(*logprobs)) as events:
                 while (step := await _unless(aborted, anext(events, None))) is not None:
                     answer, new = step
+                    is_read = is_read or self._check_read(answer.prompt)
                     if isinstance(new, TextDelta):
                         self._logprobs[answer.index] += map(_logprob, new.delta.logprobs)
                     yield step
@@ -165,21 +134,36 @@ class Generation:
             if not answer.has_ended:
                 yield answer, None
 
+    def _check_read(self, read: thinker_pb2.PromptInfo) -> bool:
+        """Raises ApiError: 400, the media of `features` have other numbers of tokens here."""
+        if self._request.features is not None and read.token_ids != self._request.token_ids:
+            raise invalid("token_ids", "are not what the model reads of these media: send what /render answers now")
+        return True
+
+    def _prompt(self, read: thinker_pb2.PromptInfo) -> dict[str, Any]:
+        if not self._request.return_token_ids:
+            return {}
+        return {"prompt_token_ids": list(read.token_ids), "mm_placeholders": placeholders(read)}
+
     async def whole(self) -> Response:
         await drain(self._steps())
-        body = self._head() | {"choices": [], "usage": self._run.usage()}
+        head = self._head() | self._prompt(self._run.answers[0].prompt)
+        body = head | {"choices": [], "usage": self._run.usage()}
         for answer in self._run.answers:
             choice = self._choice(answer, 0, answer.text, has_ended=True)
             if self._run.speech is not None:
                 choice["speech"] = await self._run.speech.whole(answer)
             body["choices"].append(choice)
         if self._sampling.prompt_logprobs is not None:
-            body["prompt_logprobs"] = prompt_logprobs(self._run.answers[0].prompt_tokens)
+            body["prompt_logprobs"] = await asyncio.to_thread(prompt_logprobs, self._run.answers[0].prompt_tokens)
+        if (scores := self._run.answers[0].prompt_scores) is not None:
+            body["prompt_token_id_logprobs"] = await asyncio.to_thread(_npy, scores)
         return Json(body)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         options, head = self._request.stream_options or StreamOptions(), self._head()
         returned = [0] * len(self._run.answers)  # tokens
+        is_first = True
         async with aclosing(self._steps()) as steps:
             async for answer, new in steps:
                 text = new.delta.text if isinstance(new, TextDelta) else ""
@@ -190,7 +174,8 @@ class Generation:
                 if options.include_usage and options.continuous_usage_stats:
                     head["usage"] = self._run.usage()
                 if choice["token_ids"] or "speech" in choice or new is None:
-                    yield sse(head | {"choices": [choice]})
+                    yield sse(head | (self._prompt(answer.prompt) if is_first else {}) | {"choices": [choice]})
+                    is_first = False
         if options.include_usage:
             yield sse(head | {"choices": [], "usage": self._run.usage()})
         yield DONE
@@ -200,7 +185,7 @@ class Generation:
         head: dict[str, Any] = {"request_id": self._id, "created": int(time.time()), "output_mode": mode}
         if self._run.speech is not None:
             head["speech"] = self._run.speech.facts()
-        return head | ({"prompt_token_ids": self._request.token_ids} if self._request.return_token_ids else {})
+        return head
 
     def _choice(self, answer: WholeAnswer, begin: int, text: str, has_ended: bool) -> dict[str, Any]:
         """The choice from its `begin`th token on."""
@@ -224,6 +209,13 @@ async def _unless(stop: "asyncio.Future[Any]", work: Coroutine[Any, Any, Result]
     finally:
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
+
+
+def _npy(scores: thinker_pb2.PromptScores) -> str:
+    """vLLM's form: numpy's file of a (rows, ids of a row) float32 array, in base64."""
+    file = BytesIO()
+    np.save(file, np.asarray(scores.logprobs, dtype=np.float32).reshape(-1, scores.columns))
+    return pybase64.b64encode_as_string(file.getvalue())
 
 
 def _logprob(token: thinker_pb2.TokenLogprob) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Routes requests between worker processes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 
 import httpx
@@ -34,6 +35,7 @@ _FIRST = 0
 _TOGETHER = {"/metrics": merging.metrics, "/v1/quartet/trace/": merging.trace}
 _OF_ONE_CONNECTION = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer"}
 _CONNECT_S = 5.0
+METRICS_KEPT_S = 1.0
 # Idle connections close before the other side closes them, after 5 s or more (keep_alive_s).
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
 
@@ -46,6 +48,7 @@ class WorkerRouter:
     def __init__(self, app: ASGIApp, worker: Worker) -> None:
         self._app, self._worker = app, worker
         self._clients: dict[int, httpx.AsyncClient] = {}
+        self._merging, self._page, self._merged_s = asyncio.Lock(), Response(), -float("inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or scope["client"] is None:  # a sibling's request, by this process's own socket
@@ -61,8 +64,7 @@ class WorkerRouter:
             return
         merge = next((each for begin, each in _TOGETHER.items() if path.startswith(begin)), None)
         if merge is not None:
-            answers = await self._ask_all(scope)
-            response = merge(answers) if answers else error_response(_unreachable())
+            response = await (self._metrics(scope) if merge is merging.metrics else self._merged(merge, scope))
             await response(scope, receive, send)
         elif is_kept:
             client = _Client(scope, receive)
@@ -70,6 +72,17 @@ class WorkerRouter:
                 await while_connected(client.receive_after_body, self._forward(scope, client, send))
         else:
             await self._app(scope, receive, send)
+
+    async def _merged(self, merge: Callable[[merging.Answers], Response], scope: Scope) -> Response:
+        answers = await self._ask_all(scope)
+        return merge(answers) if answers else error_response(_unreachable())
+
+    async def _metrics(self, scope: Scope) -> Response:
+        """All workers' metrics, merged at most once in METRICS_KEPT_S: that takes longer than a page of one."""
+        async with self._merging:
+            if time.monotonic() - self._merged_s >= METRICS_KEPT_S:
+                self._page, self._merged_s = await self._merged(merging.metrics, scope), time.monotonic()
+            return self._page
 
     def _to(self, number: int) -> httpx.AsyncClient:
         if number not in self._clients:

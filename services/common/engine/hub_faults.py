@@ -11,6 +11,8 @@ def hub_fault(error: BaseException) -> str:
         return "it is gated: accept its terms on its page at the hub, then give your token by HF_TOKEN"
     if isinstance(error, errors.RepositoryNotFoundError):
         return "the hub has no such model, or it is private: check the name, or give your token by HF_TOKEN"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return "the hub has the model, but no such revision: name a commit, a branch or a tag of it"
     if isinstance(error, errors.RemoteEntryNotFoundError):
         return "the hub has it, but not as a checkpoint: a file that says what it is (config.json) is not there"
     if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)) or "onnect" in str(error):

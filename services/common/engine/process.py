@@ -18,7 +18,7 @@ from typing import NoReturn
 
 # of <malloc.h>
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_ENGINE_NICENESS = 5
+_NICENESS = 5
 # of <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -63,8 +63,9 @@ def resident_bytes(pid: int = 0) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") + sum(resident_bytes(int(child)) for child in chain(*children))
 
 
-def lower_engine_priority() -> None:
-    """Lowers the calling thread's priority, for an engine that computes on the CPU.
+def lower_priority() -> None:
+    """Lowers the calling thread's priority, for an engine that computes on the CPU, and for whatever takes a request's
+    files or long texts: with more priority than the engines', one client's files would keep others' tokens waiting.
 
     With equal priority, each hop of a token or frame through an event loop waits for the time slice of a busy engine. A
     batch thread does not interrupt others when it wakes up.
@@ -72,7 +73,7 @@ def lower_engine_priority() -> None:
     with contextlib.suppress(AttributeError, OSError):  # Linux only; a sandbox may forbid it
         thread = threading.get_native_id()
         os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
-        os.setpriority(os.PRIO_PROCESS, thread, _ENGINE_NICENESS)
+        os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
 
 
 def die_with_parent(parent: int | None = None) -> None:

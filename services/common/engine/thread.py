@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from services.common.engine.device import make_current
-from services.common.engine.process import lower_engine_priority
+from services.common.engine.process import lower_priority
 from services.common.errors import InternalError, StageError, Unavailable
 
 log = structlog.get_logger()
@@ -64,7 +64,7 @@ class ThreadedEngine(ABC):
     def _run(self) -> None:
         make_current(self._device)
         if self._device.type == "cpu":
-            lower_engine_priority()
+            lower_priority()
         try:
             while not self._stopping:
                 self._work()

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import httpx
 import structlog
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError, safe_open
 from tqdm.auto import tqdm
 
 from services.common.engine.hub_faults import hub_fault
+from services.common.revisions import parted
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -100,7 +101,7 @@ class Checkpoint:
     If all are here, the hub need not be reached. A directory of the hub's cache stands for its commit.
 
     Args:
-        model: a directory, or the id of a repository on the hub.
+        model: a directory, or the id of a repository on the hub, which may have a revision (services.common.revisions).
         files: glob patterns of files needed beside weights; those without a match are left out.
 
     Attributes:
@@ -113,8 +114,9 @@ class Checkpoint:
     def __init__(self, model: str, files: Sequence[str] = CONFIG_FILES) -> None:
         self.model = model
         is_local = Path(model).is_dir()
-        self._repository = _repository_of(Path(model)) if is_local else model
-        self.folder = Path(model) if is_local else self._download([*files, INDEX_FILE, f"*/{INDEX_FILE}"])
+        self._repository, revision = (_repository_of(Path(model)), None) if is_local else parted(model)
+        wanted = [*files, INDEX_FILE, f"*/{INDEX_FILE}"]
+        self.folder = Path(model) if is_local else self._download(wanted, revision, constants.HF_HUB_OFFLINE)
         if not (self.folder / CONFIG_FILE).is_file():
             raise ValueError(f"{self.folder / CONFIG_FILE} does not exist")
         self._files: dict[str, Path] = {}  # by name of a wanted tensor
@@ -133,11 +135,15 @@ class Checkpoint:
             self._download(missing, revision=self.folder.name)
         return [folder / name for name in names]
 
-    def _download(self, patterns: list[str], revision: str | None = None) -> Path:
+    def _download(self, patterns: list[str], revision: str | None, takes_part: bool = False) -> Path:
+        """`takes_part`: without the hub, what is here of a commit will do."""
         progress = None if sys.stderr.isatty() else _LoggedProgress  # None: bars
         try:
             repository = self._repository or self.model
-            return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns, tqdm_class=progress))
+            options: dict[str, Any] = {"allow_patterns": patterns, "tqdm_class": progress}
+            # a commit that is here in part is looked up on the hub otherwise
+            options["local_files_only"] = takes_part
+            return Path(snapshot_download(repository, revision=revision, **options))
         except (OSError, httpx.HTTPError, HFValidationError) as error:
             reason = f"{self.model} is neither a directory nor a model that the hub has: {hub_fault(error)}"
             raise ValueError(reason) from None

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 from services.common.errors import InvalidMedia
 
+TOO_LARGE = "takes more memory to decode than there is for it: make it smaller"
+
 
 class MediaError(Exception):
     """A file cannot be used. The text says why, and what would do."""

@@ -12,7 +12,7 @@ from av.container import InputContainer
 from av.error import FFmpegError
 from av.stream import Disposition
 
-from services.common.media import MediaError
+from services.common.media import TOO_LARGE, MediaError
 
 # Containers of one file each. Playlists (HLS, DASH, concat) are not among them: reading one opens what it names.
 _FORMATS = (
@@ -34,7 +34,9 @@ def opened(data: bytes, kind: Literal["audio", "video"]) -> Generator[InputConta
         file = io.BytesIO(data)
         with av.open(file, "r", options={"format_whitelist": _FORMATS}, metadata_errors="ignore") as container:
             yield container
-    except (FFmpegError, ValueError, OverflowError, MemoryError):
+    except MemoryError:
+        raise MediaError(TOO_LARGE) from None
+    except (FFmpegError, ValueError, OverflowError):
         raise MediaError(f"the file is corrupt, or is no {kind} that FFmpeg reads: send {_COMMON[kind]}") from None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from services.common.media import MediaError
+from services.common.media import TOO_LARGE, MediaError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,22 +41,13 @@ def open_image(data: bytes, max_pixels: int) -> "Generator[ImageFile]":
                 yield image
     except MediaError:
         raise
+    except MemoryError:
+        raise MediaError(TOO_LARGE) from None
     except Image.DecompressionBombError:
         raise MediaError(f"the image has more pixels than the {max_pixels} allowed") from None
     except Exception:  # Pillow's readers raise whatever their parsing runs into
         formats = ", ".join(FORMATS)
         raise MediaError(f"the file is corrupt or cut off, or is no image of these formats: {formats}") from None
-
-
-def check_image(data: bytes, max_pixels: int) -> None:
-    """Raises MediaError, as `decode_image` would, but reads the header only where that suffices."""
-    with open_image(data, max_pixels) as image:
-        try:
-            image.verify()
-            return
-        except Exception:  # a PNG may lack its end, or have a wrong checksum, and yet be seen
-            pass
-    decode_image(data, max_pixels)
 
 
 def decode_image(data: bytes, max_pixels: int) -> "Image":
@@ -90,6 +81,16 @@ def decode_channels(data: bytes, max_pixels: int) -> "Image":
             case tuple(colour):
                 decoded.info["transparency"] = tuple(int(value * scale) for value in colour)
         return _upright(_eight_bit(decoded), _orientation(decoded))
+
+
+def decode_mask(data: bytes, max_pixels: int) -> "Image":
+    """In grey: white where the file is transparent, or without alpha channel where it is white. Raises MediaError."""
+    from PIL import ImageOps
+
+    mask = decode_channels(data, max_pixels)
+    if mask.has_transparency_data:
+        return ImageOps.invert(mask.convert("RGBA").getchannel("A"))
+    return mask.convert("L")
 
 
 def _check_size(image: "Image", max_pixels: int) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import structlog
 
-from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable, require
+from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, Unavailable
+from services.common.rpc.requests import MAX_ID_CHARACTERS, check_id
 from services.common.rpc.status import abort
 from services.common.telemetry import metrics, tracing
 from services.common.telemetry.spans import Span, Spans
@@ -170,9 +171,10 @@ async def serve_call(
 ) -> AsyncGenerator[Call]:
     """Wraps the body of an RPC that serves one request. A StageError raised inside becomes the call's status, any other
     exception INTERNAL with its traceback in the log."""
-    span = tracing.begin(stage, request_id, tracing.as_headers(context.invocation_metadata()))
+    shown = request_id[:MAX_ID_CHARACTERS]  # it is kept, even if it is refused
+    span = tracing.begin(stage, shown, tracing.as_headers(context.invocation_metadata()))
     _stage.set(stage)
-    call = Call(stage, request_id, span)
+    call = Call(stage, shown, span)
     outcome = "OK"
     at_end = ExitStack()  # its last entry ends first
     at_end.enter_context(admission.spans.serving(call.span))
@@ -180,7 +182,7 @@ async def serve_call(
     at_end.enter_context(metrics.IN_FLIGHT.labels(stage).track_inprogress())
     _at_end.set(at_end)
     try:
-        require(request_id, "request_id", "is required")
+        check_id("request_id", request_id)
         with admission.admit():
             yield call
     except StageError as error:

@@ -7,9 +7,11 @@ import grpc
 from services.common.rpc.tls import Credentials, Identity
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_CALLS = 1024  # at a time, of one connection, which keeps further ones back; more for a stage of more requests
+MAX_CHANNELS = 256  # to other stages; a request may name any address
 
 OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),  # also of what a compressed one becomes
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A host or link that vanished is noticed within the timeout (which gRPC makes TCP_USER_TIMEOUT) while something is
     # under way, else within both times together.
@@ -66,7 +68,10 @@ class Channels:
                 self._retire(found)
             own_name = self.credentials and self.credentials.server_name
             found = new_channel(address, identity, own_name or server_name)
+            self._open.pop((address, server_name), None)
             self._open[address, server_name] = identity, found
+            while len(self._open) > MAX_CHANNELS:  # the oldest; its running calls end on it
+                self._retire(self._open.pop(next(iter(self._open)))[1])
         return found
 
     def _retire(self, channel: grpc.aio.Channel) -> None:

@@ -10,6 +10,7 @@ import huggingface_hub
 from google.protobuf.json_format import MessageToDict
 
 from quartet.v1 import server_info_pb2
+from services.common.revisions import parted
 from services.common.rpc.settings import StageSettings
 
 _CONFIG_FILES = (  # which every stage of a checkpoint reads
@@ -61,9 +62,10 @@ def config_digest(
     )
 
 
-def _cached(repository: str, name: str) -> Path | None:
+def _cached(model: str, name: str) -> Path | None:
+    repository, revision = parted(model)
     try:
-        path = huggingface_hub.try_to_load_from_cache(repository, name)
+        path = huggingface_hub.try_to_load_from_cache(repository, name, revision=revision)
     except ValueError:  # no id of the hub
         return None
     return Path(path) if isinstance(path, str) else None  # else not cached, or known not to exist

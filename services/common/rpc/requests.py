@@ -6,18 +6,31 @@ from typing import Any
 
 import grpc
 
-from services.common.errors import InvalidInput, require
+from services.common.errors import DeadlineExceeded, InvalidInput, require
 from services.common.rpc.status import abort
 
+START_TIMEOUT_S = 30.0  # longest wait for the first message
 MEDIA_TIMEOUT_S = 30.0  # a client that is silent for longer gives up its place
+MAX_ID_CHARACTERS = 256  # of a request or a stream: they are kept in spans and logs
 
 
 async def first_start(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-    """The `start` of the first of `requests`. Another first message, or none, ends the call."""
-    first = await anext(requests, None)
+    """The `start` of the first of `requests`. Another first message, or none in time, ends the call."""
+    try:
+        first = await asyncio.wait_for(anext(requests, None), START_TIMEOUT_S)
+    except TimeoutError:
+        await abort(context, DeadlineExceeded(f"no start came within {START_TIMEOUT_S:g} s"))
     if first is None or first.WhichOneof("message") != "start":
         await abort(context, InvalidInput("message", "the first message must be start"))
     return first.start
+
+
+def check_id(field: str, value: str) -> None:
+    """Raises InvalidInput, which names `field`: an id is missing, or too long."""
+    require(value, field, "is required")
+    require(
+        len(value) <= MAX_ID_CHARACTERS, field, f"has {len(value)} characters; at most {MAX_ID_CHARACTERS} are taken"
+    )
 
 
 async def read_bytes(field: str, size_bytes: int, requests: AsyncIterator[Any]) -> bytes:

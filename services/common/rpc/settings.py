@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 import pydantic_settings
 from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from services.common.revisions import parted, pinned
 from services.demo_models import is_shipped, resolve
 
 Transport = Literal["inline", "shared_memory", "ucx"]
@@ -124,6 +125,9 @@ class StageSettings(TlsSettings):
     changes_outputs: ClassVar[tuple[str, ...]] = ()
 
     model: str = Field(description="checkpoint directory, hub id, or the name of a model that comes with Quartet")
+    revision: str | None = Field(
+        default=None, description="commit, branch or tag of a model of the hub; default: its newest commit"
+    )
     served_model_name: str | None = Field(default=None, description="name of the model in ServerInfo; default: --model")
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=0, ge=0, le=65535, description="port to listen on; 0 takes a free one")
@@ -148,10 +152,17 @@ class StageSettings(TlsSettings):
 
     @model_validator(mode="after")
     def _finds_the_model(self) -> Self:
-        """Serves a model that comes with Quartet, whose directory differs from machine to machine, by its name."""
+        """Serves a model that comes with Quartet, whose directory differs from machine to machine, by its name, and one
+        of the hub by the name that it has at any revision."""
         if is_shipped(self.model):
             self.served_model_name = self.served_model_name or self.model
             self.model = resolve(self.model)
+        try:
+            self.model = pinned(self.model, self.revision)
+        except ValueError as error:
+            raise ValueError(f"--revision: {error}") from None
+        if not Path(self.model).is_dir() and (name := parted(self.model)[0]) != self.model:
+            self.served_model_name = self.served_model_name or name
         return self
 
     @field_validator("transports")

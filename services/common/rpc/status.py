@@ -12,6 +12,7 @@ from grpc_status import rpc_status
 from services.common.errors import InternalError, InvalidInput, QueueFull, StageError, StageLost
 
 _DOMAIN = "quartet"
+_MOST_BYTES = 768  # of a text: a peer takes 8 KiB of all metadata, and what quotes a request can have any length
 _Detail = TypeVar("_Detail", bound=Message)
 # The error that each status stands for. RESOURCE_EXHAUSTED is QueueFull only where it says when to retry: gRPC uses it
 # for a message beyond its limits, too.
@@ -24,9 +25,10 @@ _LOST = {grpc.StatusCode.UNKNOWN: "Stream removed", grpc.StatusCode.INTERNAL: "I
 def to_rpc_status(error: StageError) -> status_pb2.Status:
     """InvalidInput carries BadRequest.FieldViolation, QueueFull RetryInfo, an error with a code or an origin ErrorInfo,
     one with a detail DebugInfo."""
-    status = status_pb2.Status(code=code_pb2.Code.Value(error.status), message=str(error))
+    status = status_pb2.Status(code=code_pb2.Code.Value(error.status), message=_short(str(error)))
     if isinstance(error, InvalidInput):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=error.reason)
+        field, reason = _short(error.field, _MOST_BYTES // 3), _short(error.reason)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=reason)
         _add(status, error_details_pb2.BadRequest(field_violations=[violation]))
     elif isinstance(error, QueueFull):
         delay = duration_pb2.Duration()
@@ -36,8 +38,17 @@ def to_rpc_status(error: StageError) -> status_pb2.Status:
         origin = {"stage": error.origin} if error.origin else {}
         _add(status, error_details_pb2.ErrorInfo(reason=error.code or error.status, domain=_DOMAIN, metadata=origin))
     if error.detail:
-        _add(status, error_details_pb2.DebugInfo(detail=error.detail))
+        _add(status, error_details_pb2.DebugInfo(detail=_short(error.detail)))
     return status
+
+
+def _short(text: str, most_bytes: int = _MOST_BYTES) -> str:
+    """`text`, or its beginning and its end."""
+    data = text.encode(errors="replace")
+    if len(data) <= most_bytes:
+        return text
+    half = most_bytes // 2
+    return f"{data[:half].decode(errors='ignore')} ... {data[-half:].decode(errors='ignore')}"
 
 
 def _add(status: status_pb2.Status, message: Message) -> None:

@@ -125,6 +125,7 @@ class ChunkReader:
 
         Raises:
             grpc.aio.AioRpcError: the call failed.
+            InvalidInput: it cannot be read.
         """
         if self._read_ahead:
             return self._read_ahead.popleft()
@@ -132,7 +133,9 @@ class ChunkReader:
         return await (reading or self._one())
 
     async def _one(self) -> stream_pb2.SubscribeResponse | None:
-        response = await self.call.read()
+        response: Any = await self.call.read()
+        if isinstance(response, InvalidInput):
+            raise response
         return response if isinstance(response, stream_pb2.SubscribeResponse) else None  # else it is grpc.aio.EOF
 
     async def read(self, message: stream_pb2.StreamChunk) -> Chunk:

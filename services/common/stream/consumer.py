@@ -9,10 +9,11 @@ from typing import cast
 import grpc
 import structlog
 
-from quartet.v1 import stream_pb2, stream_pb2_grpc
+from quartet.v1 import stream_pb2
 from services.common.errors import StageLost, Unavailable, require
 from services.common.rpc.call import outgoing_metadata
-from services.common.rpc.channels import Channels
+from services.common.rpc.channels import MAX_MESSAGE_BYTES, Channels
+from services.common.rpc.guard import deserializer, kept
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.chunk_reader import ChunkReader, CreditWriter, SubscribeCall
 from services.common.stream.frames_in_flight import FRAMES_IN_FLIGHT
@@ -22,6 +23,10 @@ from services.common.stream.ucx import UcxTransport
 
 CREDITS = FRAMES_IN_FLIGHT // 4  # chunks
 CONNECT_TIMEOUT_S = 5.0
+
+_SUBSCRIBE = "/quartet.v1.TensorStreamService/Subscribe"
+_RESPONSE = stream_pb2.SubscribeResponse
+_PARSE = kept(deserializer(_RESPONSE.DESCRIPTOR, _RESPONSE.FromString, MAX_MESSAGE_BYTES))
 
 StreamMessage = stream_pb2.StreamHeader | Chunk | stream_pb2.StreamEnd
 
@@ -101,8 +106,9 @@ class StreamConsumer:
             capabilities=self.transports.capabilities,
             gathering=gathering,
         )
-        stub = stream_pb2_grpc.TensorStreamServiceStub(self.channels.channel(source.address, source.server_name))
-        call = cast("SubscribeCall", stub.Subscribe(metadata=outgoing_metadata(), wait_for_ready=True))  # pyright: ignore[reportUnknownMemberType]
+        channel = self.channels.channel(source.address, source.server_name)
+        method = channel.stream_stream(_SUBSCRIBE, stream_pb2.SubscribeRequest.SerializeToString, _PARSE)
+        call = cast("SubscribeCall", method(metadata=outgoing_metadata(), wait_for_ready=True))
         with self._reader(call, subscription) as chunks:
             yield _messages(subscription, chunks, source.address, producer)
 

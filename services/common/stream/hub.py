@@ -13,6 +13,7 @@ import structlog
 from quartet.v1 import stream_pb2, stream_pb2_grpc
 from services.common import errors
 from services.common.rpc.call import STAGE_KEY
+from services.common.rpc.requests import check_id
 from services.common.rpc.status import abort
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.tensors import Transport, elements_bytes
@@ -49,8 +50,9 @@ class StreamHub:
         with RequestCancelled.
 
         Raises:
-            InvalidInput: the id is in use.
+            InvalidInput: the id is in use, or too long.
         """
+        check_id("output_stream_id", stream_id)
         if stream_id in self._streams:
             raise errors.InvalidInput("output_stream_id", f"'{stream_id}' is in use; ids must be unique")
         stream = self._streams[stream_id] = OutputStream(stream_id, rows)
@@ -166,8 +168,8 @@ async def _first_message(requests: AsyncIterator[stream_pb2.SubscribeRequest]) -
     subscription = first.subscription
     capabilities, gathering = subscription.capabilities, subscription.gathering
     limit_bytes = capabilities.max_chunk_bytes
-    errors.require(subscription.stream_id, "subscription.stream_id", "is required")
-    errors.require(subscription.request_id, "subscription.request_id", "is required")
+    for name in ("stream_id", "request_id"):
+        check_id(f"subscription.{name}", getattr(subscription, name))
     errors.require(1 <= subscription.initial_credits <= 1024, "subscription.initial_credits", "must be 1 to 1024")
     fits = not limit_bytes or 1024 <= limit_bytes <= 4 * 1024 * 1024
     errors.require(fits, "subscription.capabilities.max_chunk_bytes", "must be 0 or 1024 to 4194304")

@@ -12,6 +12,7 @@ from quartet.v1 import stream_pb2, tensor_pb2
 from services.common.errors import InvalidInput, StageError
 
 MAX_INLINE_BYTES = 4 * 1024 * 1024
+MAX_DIMENSIONS = 8
 
 # DATA_TYPE_FLOAT32 is torch.float32, and so on; 0 is unspecified.
 _DTYPES: dict[Any, torch.dtype] = {
@@ -75,6 +76,8 @@ def check(message: tensor_pb2.Tensor, size_bytes: int, field: str) -> tuple[torc
     dtype = _DTYPES.get(message.dtype)
     if dtype is None:
         raise InvalidInput(f"{field}.dtype", "must be one of the DataTypes")
+    if len(message.shape) > MAX_DIMENSIONS:
+        raise InvalidInput(f"{field}.shape", f"has {len(message.shape)} dimensions; at most {MAX_DIMENSIONS} are taken")
     shape = tuple(message.shape)
     if any(size < 0 for size in shape):
         raise InvalidInput(f"{field}.shape", f"has a negative dimension: {list(shape)}")

@@ -12,8 +12,19 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from prometheus_client import Counter, Gauge, Histogram, start_http_server
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+    start_http_server,
+)
 
+from services.common.telemetry.metrics_page import MetricsPage
+
+KEPT_S = 0.25  # a page takes a millisecond and more of the process, whoever asks for it
+SILENCE_S = 10.0  # of a client, whose connection has a thread
 PATIENCE_S = 4.0  # less than the timeouts of health checks (deploy/), so that the reason arrives
 
 Health = Callable[[str], Coroutine[Any, Any, str]]
@@ -101,15 +112,20 @@ def serve_operations(host: str, port: int, health: Health) -> int:
         OSError: the port is taken.
     """
     server, _ = start_http_server(port, host)
-    server.set_app(_application(server.get_app(), health, asyncio.get_running_loop()))  # pyright: ignore[reportArgumentType]
+    server.set_app(_application(health, asyncio.get_running_loop()))  # pyright: ignore[reportArgumentType]
+    handler: Any = server.RequestHandlerClass
+    handler.timeout = SILENCE_S
     return server.server_port
 
 
-def _application(metrics: WSGIApplication, health: Health, loop: asyncio.AbstractEventLoop) -> WSGIApplication:
+def _application(health: Health, loop: asyncio.AbstractEventLoop) -> WSGIApplication:
+    page = MetricsPage(generate_latest, KEPT_S)
+
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path not in ("/health", "/ready"):
-            return metrics(environ, start_response)
+            start_response("200 OK", [("Content-Type", CONTENT_TYPE_LATEST)])
+            return [page.read()]
         answer = asyncio.run_coroutine_threadsafe(health(path), loop)
         try:
             found = answer.result(PATIENCE_S)

@@ -15,7 +15,7 @@ from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
 from services.common.engine.device import Accelerator, engine_device
-from services.diffusion.families import DENOISERS
+from services.diffusion.families import DENOISERS, checkpoint_family
 from services.dit.config import DitSettings
 from services.dit.execution import devices
 
@@ -26,6 +26,8 @@ GROUP_TIMEOUT_S = 60.0  # for what ranks do at about the same time, so only an e
 def check(settings: DitSettings, folder: Path) -> None:
     """Raises ValueError if the checkpoint in `folder` or this machine does not fit `settings`."""
     flag, size, degrees = settings.parallelism, settings.parallel_devices, settings.context_parallel
+    if not checkpoint_family(folder).listed:
+        raise ValueError(f"{flag}: how the calls of this pipeline are divided is not known; leave it out")
     index = json.loads((folder / "model_index.json").read_text())
     for name in DENOISERS:
         if not (folder / name).is_dir():

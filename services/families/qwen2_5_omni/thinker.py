@@ -32,4 +32,5 @@ def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> ThinkerC
         processor=processor,
         system_prompt=SYSTEM_PROMPT,
         sound_tokens_per_s=24,
+        positions_per_s=thinker.get("position_id_per_seconds", 25),
     )

@@ -63,6 +63,7 @@ def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> Qwen3Omn
         reasoning=None if has_speech(config) else _reasoning(processor),
         processor=processor,
         sound_tokens_per_s=12,
+        positions_per_s=thinker.get("position_id_per_seconds", 25),
         audio_chunk_frames=2 * thinker["audio_config"]["n_window"],
     )
 

@@ -7,10 +7,12 @@ import multiprocessing
 import os
 from pathlib import Path
 
-from services.common.engine.process import end_with_parent, lower_engine_priority
+from services.common.engine.process import end_with_parent, lower_priority
 from services.common.telemetry import logs
 from services.registry import families
 from services.thinker.cpu import vllm_is_for_cpus
+from services.thinker.plugin.chosen_logprobs import keep_alternatives
+from services.thinker.plugin.prompt_scores import score_prompts
 
 SCRATCH_DIR = "QUARTET_SCRATCH_DIR"
 """Environment variable: directory to remove when the process that made it is gone."""
@@ -27,5 +29,9 @@ def register() -> None:
     logs.adopt("transformers")
     scratch_dir = os.environ.get(SCRATCH_DIR)
     end_with_parent(Path(scratch_dir) if scratch_dir else None)
-    if multiprocessing.parent_process() is not None and vllm_is_for_cpus():
-        lower_engine_priority()  # the event loops go before the engine; its other threads inherit the priority
+    if multiprocessing.parent_process() is None:
+        return
+    keep_alternatives()
+    score_prompts()
+    if vllm_is_for_cpus():
+        lower_priority()  # the event loops go before the engine; its other threads inherit the priority

@@ -49,7 +49,9 @@ def _pipeline(cluster: Cluster) -> Iterator[str]:
 
 
 def _models(cluster: Cluster) -> Iterator[str]:
-    speaking = {cluster.settings(stage).model for stage in stages_of(cluster) if stage != "dit"}
+    reads_text = any(stage.get("reads") == "text" for stage in cluster.pipeline().get("stages", {}).values())
+    answering = [stage for stage in stages_of(cluster) if stage != "dit" and not (reads_text and stage == "thinker")]
+    speaking = {cluster.settings(stage).model for stage in answering}
     if len(speaking) != 1:
         yield f"stages of one answer have different models: {sorted(speaking)}"
     for stage in stages_of(cluster):

@@ -33,6 +33,10 @@ class Recording:
     rate_hz: int
     clips: list[tuple[float, float]]
 
+    def pcm16_at(self, rate_hz: int) -> bytes:
+        """Resampled."""
+        return soxr.resample(np.frombuffer(self.pcm16, "<i2"), self.rate_hz, rate_hz).tobytes()
+
 
 def recording(length_s: float, pauses_s: Sequence[float], seed: int = 0) -> Recording:
     """Speech of about `length_s`: sentences of 3 to 40 words, with one of `pauses_s` around each. Skips the test where

@@ -35,6 +35,7 @@ class Script:
         stop: the stop string that a thinker says ended the answer.
         ids_reusable: what a thinker says of the answer's token ids.
         thought: pieces of what a thinker thinks before it answers.
+        pieces: the tokens of its answer; none: "Hello, world".
         takes_s: how long a call takes, beside.
         calls: (name, arguments) of functions that the next answers call, one each, or a list of them that an answer
             calls together; None is text, as are the answers after them.
@@ -51,6 +52,7 @@ class Script:
     stop: str = ""
     ids_reusable: bool = True
     thought: Sequence[str] = ()
+    pieces: Sequence[str] = ()
     missing: str = ""
     requests: list[Any] = field(default_factory=list)
     media: bytearray = field(default_factory=bytearray)

@@ -24,6 +24,10 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
             self.info.talker.speakers.extend(VOICES)
             self.info.talker.max_context_positions, self.info.talker.reads_text = 4096, True
             self.info.talker.takes_instructions, self.info.talker.num_code_groups = True, len(CODES[0])
+        elif stage == "ears":
+            self.info.stage, self.info.model = "thinker", "scripted-ears"
+            self.info.thinker.input_modalities[:] = ["audio"]
+            self.info.thinker.transcribes, self.info.thinker.max_sound_s = True, 30.0
         elif stage == "code2wav":
             self.info.code2wav.sample_rate_hz = SAMPLE_RATE_HZ
             self.info.code2wav.samples_per_frame = SAMPLES_PER_FRAME

@@ -25,6 +25,8 @@ from tests.support.scripted.server_info import ServerInfo
 from tests.support.scripted.talker import Talker
 from tests.support.scripted.thinker import Thinker
 
+EARS = "ears"  # a thinker that only writes down speech
+
 
 class ScriptedStages:
     """A server for each of `kinds`.
@@ -46,7 +48,7 @@ class ScriptedStages:
         """Starts a server, at the address it had before if any."""
         server = self.servers[stage] = grpc.aio.server(options=channels.SERVER_OPTIONS)
         script = self.scripts[stage]
-        if stage == "thinker":
+        if stage in ("thinker", EARS):
             thinker_pb2_grpc.add_ThinkerServiceServicer_to_server(Thinker(script, self.infos[stage]), server)
         elif stage == "talker":
             talker_pb2_grpc.add_TalkerServiceServicer_to_server(Talker(script), server)
@@ -59,7 +61,7 @@ class ScriptedStages:
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
         self.infos[stage].serving = True
         reported = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  for the supervisor
-        await reported.set(KINDS[stage].service, health_pb2.HealthCheckResponse.SERVING)
+        await reported.set(KINDS["thinker" if stage == EARS else stage].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(reported, server)
         address = self.addresses.get(stage, f"{HOST}:0")
         port = server.add_insecure_port(address)

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import aclosing
+from typing import Any
 
 from quartet.v1 import thinker_pb2, thinker_pb2_grpc
 from services.common.errors import InvalidInput, NotFound
@@ -13,6 +14,7 @@ from tests.support.scripted.script import TIMINGS, Script
 from tests.support.scripted.server_info import ServerInfo
 
 PIECES = ("Hello", ", ", "world")
+MEDIUM, MEDIUM_TOKENS = 700, 3  # the placeholder of any medium, and how often the model reads it
 
 
 class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
@@ -35,6 +37,9 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
         if max(request.token_ids, default=0) > sys.maxunicode:
             await abort(context, InvalidInput("token_ids", "is none"))
         return thinker_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+
+    async def DescribeTokenizer(self, request, context):
+        return thinker_pb2.DescribeTokenizerResponse(config_json='{"tokenizer_class": "Letters"}')
 
     async def LoadLora(self, request, context):
         if request.path == self.script.missing:
@@ -77,18 +82,47 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             token_ids_reusable=self.script.ids_reusable,
             stop=self.script.stop,
         )
-        ids = _prompt_ids(start) if start.wants_prompt_token_ids else None
-        prompt = thinker_pb2.PromptInfo(prompt_tokens=10, audio_tokens=3, image_tokens=4, token_ids=ids)
+        ids = _prompt_ids(start) if start.wants_prompt_token_ids else []
+        places = [i for i, token_id in enumerate(ids) if token_id == MEDIUM][::MEDIUM_TOKENS]
+        ranges = [
+            thinker_pb2.MediaRange(kind=each.kind, offset=at, length=MEDIUM_TOKENS)
+            for each, at in zip((each for each in media if each.kind), places, strict=False)
+        ]
+        opens_thought = bool(thought) and not start.HasField("prompt")
+        prompt = thinker_pb2.PromptInfo(
+            prompt_tokens=10, audio_tokens=3, image_tokens=4, token_ids=ids, media=ranges, opens_thought=opens_thought
+        )
         outputs = [
             thinker_pb2.GenerateResponse(prompt=prompt),
             *(thinker_pb2.GenerateResponse(prompt_logprobs=told) for told in _prompt_logprobs(start)),
-            *(thinker_pb2.GenerateResponse(delta=delta) for delta in (*thought, *deltas) if not start.count_only),
+            *(thinker_pb2.GenerateResponse(prompt_scores=scores) for scores in _prompt_scores(start)),
+            *(thinker_pb2.GenerateResponse(beam=beam) for beam in _beams(start, deltas)),
+            *(
+                thinker_pb2.GenerateResponse(delta=delta)
+                for delta in (*thought, *deltas)
+                if not (start.count_only or start.HasField("beams"))
+            ),
             thinker_pb2.GenerateResponse(summary=summary),
         ]
         # closed here: one that a failure leaves behind would count as running until it is collected
         async with aclosing(self.script.play(start, outputs, context)) as played:
             async for output in self._deltas.redirected(played, start.deltas_to):
                 yield output
+
+
+def _beams(start: thinker_pb2.GenerateStart, deltas: list[thinker_pb2.GenerateDelta]) -> Iterator[Any]:
+    """The first has all pieces, and each other one a piece less."""
+    for i in range(start.beams.width):
+        whole = thinker_pb2.GenerateDelta()
+        for delta in deltas[: max(1, len(deltas) - i)]:
+            whole.text += delta.text
+            whole.token_ids.extend(delta.token_ids)
+            whole.logprobs.extend(delta.logprobs)
+        reason = thinker_pb2.FINISH_REASON_LENGTH if i else thinker_pb2.FINISH_REASON_STOP
+        summary = thinker_pb2.GenerateSummary(
+            finish_reason=reason, prompt_tokens=10, cached_tokens=2, completion_tokens=len(whole.token_ids)
+        )
+        yield thinker_pb2.GeneratedBeam(delta=whole, summary=summary)
 
 
 def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb2.FinishReason]:
@@ -105,7 +139,8 @@ def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb
             for delta in called[-3:]:
                 delta.tool_calls[0].index = index
         return called, thinker_pb2.FINISH_REASON_TOOL_CALLS
-    deltas = [thinker_pb2.GenerateDelta(text=text, token_ids=[i]) for i, text in enumerate(PIECES)]
+    pieces = script.pieces or PIECES
+    deltas = [thinker_pb2.GenerateDelta(text=text, token_ids=[i]) for i, text in enumerate(pieces)]
     if script.logprobs:
         for delta in deltas:
             text, token_id = delta.text.encode(), delta.token_ids[0]
@@ -122,9 +157,22 @@ def _call(call_id: str, name: str, *arguments: str, index: int = 0) -> list[thin
 
 
 def _prompt_ids(start: thinker_pb2.GenerateStart) -> list[int]:
-    """One for each character, or those of the request."""
-    texts = [start.prompt.text, *(part.text for message in start.messages for part in message.content)]
-    return list(start.prompt.token_ids.ids) or list(map(ord, "".join(texts)))
+    """One for each character, or those of the request. A medium has several."""
+    if start.prompt.token_ids.ids:
+        given = start.prompt.token_ids.ids
+        return [each for token_id in given for each in [token_id] * (MEDIUM_TOKENS if token_id == MEDIUM else 1)]
+    parts = [part for message in start.messages for part in message.content]
+    texts = [start.prompt.text, *(part.text or chr(MEDIUM) * MEDIUM_TOKENS for part in parts)]
+    return list(map(ord, "".join(texts)))
+
+
+def _prompt_scores(start: thinker_pb2.GenerateStart) -> Iterator[thinker_pb2.PromptScores]:
+    """Of each id its negative; -inf where a row has none."""
+    rows = [list(row.ids) for row in start.sampling.prompt_logprob_token_ids]
+    if rows:
+        columns = max(map(len, rows))
+        numbers = [-float(each) for row in rows for each in row + [math.inf] * (columns - len(row))]
+        yield thinker_pb2.PromptScores(columns=columns, logprobs=numbers)
 
 
 def _prompt_logprobs(start: thinker_pb2.GenerateStart) -> Iterator[thinker_pb2.PromptLogprobs]:

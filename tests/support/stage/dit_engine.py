@@ -37,6 +37,13 @@ class Watched:
         return last.data
 
     @property
+    def soundtrack(self) -> torch.Tensor | None:
+        """Of a video."""
+        last = self.events[-1]
+        assert isinstance(last, Done), last
+        return last.soundtrack
+
+    @property
     def batches(self) -> list[int]:
         """How many outputs shared each of its steps."""
         return [event.batch for event in self.events if isinstance(event, Progress)]

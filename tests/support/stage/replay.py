@@ -6,13 +6,13 @@ graph refuses is refused: operators whose result reaches the host, or whose shap
 is another's too, as in a pool that graphs share: before a replay everything that any capture allocated is spoilt.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from services.common.engine.device import CapturedRun
 
@@ -34,9 +34,11 @@ class _Call:
     fresh: list[tuple[int, torch.Tensor]]
 
     def run(self) -> None:
-        results = tree_leaves(self.function(*self.arguments, **self.keywords))
-        for index, kept in self.fresh:
-            kept.copy_(results[index])
+        results = self.function(*self.arguments, **self.keywords)
+        if self.fresh:
+            leaves = _leaves(results)
+            for index, kept in self.fresh:
+                kept.copy_(leaves[index])
 
 
 class _Recorder(TorchDispatchMode):
@@ -46,16 +48,16 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if _WAITS_FOR_HOST & set(func.tags) and not _is_lookup(func, args):
+        if _waits_for_host(func) and not _is_lookup(func, args):
             raise CaptureError(f"{func} waits for the host")
         if func.namespace == "aten" and func._opname == "lift_fresh":
             raise CaptureError("a tensor is made of Python's values: a graph would keep those of its capture")
-        given = set(_memories((args, kwargs)))
+        given = {*_memories(args), *_memories(kwargs.values())}
         results = func(*args, **kwargs)
         fresh = [
             (index, result)
-            for index, result in enumerate(tree_leaves(results))
-            if isinstance(result, torch.Tensor) and not given & set(_memories(result))
+            for index, result in enumerate(_leaves(results))
+            if isinstance(result, torch.Tensor) and given.isdisjoint(_memories((result,)))
         ]
         self.calls.append(_Call(func, args, kwargs, fresh))
         return results
@@ -64,15 +66,30 @@ class _Recorder(TorchDispatchMode):
 def _is_lookup(function: Any, arguments: tuple) -> bool:
     """Whether it indexes by numbers: only a mask makes the result's shape depend on data."""
     return function is torch.ops.aten.index.Tensor and all(
-        index.dtype not in (torch.bool, torch.uint8) for index in tree_leaves(arguments[1]) if index is not None
+        index.dtype not in (torch.bool, torch.uint8) for index in _leaves(arguments[1]) if index is not None
     )
 
 
-def _memories(values: Any) -> Iterator[int]:
-    """Addresses of what holds the memory of every tensor in `values`."""
-    for value in tree_leaves(values):
+@cache
+def _waits_for_host(function: Any) -> bool:
+    return not _WAITS_FOR_HOST.isdisjoint(function.tags)
+
+
+# torch's own, which knows more kinds of trees, takes longer than the operators.
+def _leaves(values: Any) -> list[Any]:
+    """What lists and tuples in `values` hold, or `values`."""
+    if isinstance(values, list | tuple):
+        return [leaf for each in values for leaf in _leaves(each)]
+    return [values]
+
+
+def _memories(values: Iterable[Any]) -> Iterator[int]:
+    """Addresses of what holds the memory of every tensor in `values`, and in lists and tuples in it."""
+    for value in values:
         if isinstance(value, torch.Tensor):
             yield value.untyped_storage()._cdata
+        elif isinstance(value, list | tuple):
+            yield from _memories(value)
 
 
 class ReplayedOps:

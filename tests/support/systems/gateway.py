@@ -11,6 +11,7 @@ import openai
 import uvicorn
 
 from cli.plan import PIPELINE as SPEECH
+from gateway import app as gateway_app
 from gateway.app import create_app
 from gateway.http.protocol import protocols
 from gateway.pipeline.config import load_pipeline
@@ -18,6 +19,8 @@ from gateway.settings import GatewaySettings
 from quartet.v1 import server_info_pb2
 from tests.support.scripted.stages import scripted_stages
 
+METRICS_KEPT_S = gateway_app.METRICS_KEPT_S
+gateway_app.METRICS_KEPT_S = 0.0  # most tests read what has just happened
 HEALTH_TIMEOUT_S = 60.0  # a stage that is only late is not down
 KEEP_ALIVE_S = 24 * 3600  # no connection ends while a client is about to use it
 # Addresses, ports, and what gRPC and sockets say: for logs.
@@ -55,6 +58,12 @@ class Running:
         async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
+
+    async def publish_info(self, name: str) -> None:
+        """Returns when the gateway has what the test changed in the stage's info."""
+        published, stage = self.stages.infos[name], self.app.state.gateway.pipeline.by_name[name]
+        published.revision += 1
+        await self.until(lambda: stage.info == published.info)
 
     async def held(self) -> None:
         """Returns when all stages stand still, as their scripts tell them to."""
@@ -101,10 +110,9 @@ async def serving(app, settings: GatewaySettings):
 
 @contextlib.asynccontextmanager
 async def running(pipeline: Path = SPEECH, talker: server_info_pb2.TalkerInfo | None = None, **settings):
-    """A gateway of `pipeline` in this process, before scripted stages of the kinds it names. The talker says of itself
-    what `talker` does."""
-    kinds = [stage.kind for stage in load_pipeline(pipeline).stages.values()]
-    async with scripted_stages(*kinds) as stages:
+    """A gateway of `pipeline` in this process, before scripted stages: their names say their kinds. The talker says of
+    itself what `talker` does."""
+    async with scripted_stages(*load_pipeline(pipeline).stages) as stages:
         if talker is not None:
             stages.infos["talker"].info.talker.CopyFrom(talker)
         loaded = GatewaySettings(pipeline=pipeline, **{"health_timeout_s": HEALTH_TIMEOUT_S, **settings})

@@ -22,13 +22,15 @@ from tests.support.systems.stack import HANG_GUARD_S, Stack
 
 GREEDY = {"temperature": 0, "max_tokens": 12}, {"temperature": 0, "max_frames": 24}
 ENDLESS = {"temperature": 0, "ignore_eos": True, "max_tokens": ENDLESS_TOKENS}, ENDLESS_SPEECH
+OPEN = ("quartet_gateway_realtime_sessions", "quartet_gateway_running_requests")  # 0 in a gateway with nothing to do
 _APPEND = RATE_HZ // 10
 
 
 @contextmanager
 def gateway_of(stack: Stack, directory: Path, sampling: tuple[dict, dict], *flags: str) -> Iterator[GatewayProcess]:
     """Another gateway before the stages of `stack`, whose requests have these defaults: (thinker's, talker's)."""
-    file, access = pipeline(directory / "pipeline.yaml", *sampling), stack.access.flags if stack.access else []
+    base, access = Path(stack.state["pipeline"]), stack.access.flags if stack.access else []
+    file = pipeline(directory / "pipeline.yaml", *sampling, base)
     patient = f"--health-timeout-s={HANG_GUARD_S}"  # as in tests/support/systems/stack.py
     with gateway(stack.addresses, file, directory / "gateway.log", patient, *access, *flags) as started:
         yield started
@@ -105,12 +107,10 @@ async def nothing_left(stack: Stack, gateways: Sequence[GatewayProcess]) -> None
     """Returns when no session is open, no request under way, and no stage holds anything of one."""
 
     def left() -> dict[str, float]:
-        told = {(stage, name): stack.metric(stage, name) for stage in stack.addresses for name in HELD}
-        for each in gateways:
-            scrape = each.scrape()
-            for name in ("quartet_gateway_realtime_sessions", "quartet_gateway_running_requests"):
-                told[each.url, name] = scrape.total(name) or 0.0
-        return {" ".join(place): value for place, value in told.items() if value}
+        pages = {stage: (stack.page(stage), HELD) for stage in stack.addresses}
+        pages |= {each.url: (each.scrape(), OPEN) for each in gateways}
+        told = {f"{place} {name}": page.total(name) for place, (page, names) in pages.items() for name in names}
+        return {name: value for name, value in told.items() if value}
 
     held = {"not asked": 1.0}
     async with asyncio.timeout(HANG_GUARD_S):

@@ -22,12 +22,14 @@ from cli.scrape import Scrape
 from cli.supervisor import free_ports
 from gateway.access.api_keys import digest, new_key
 from services.common.rpc.tls import Credentials
+from services.common.telemetry.metrics import KEPT_S
 from tests.support.network import certificates
 from tests.support.stage.streaming import CHANNELS
 
 START_TIMEOUT_S = 600  # a guard, as are the next two: a start takes a minute of two free cores
 HANG_GUARD_S = 120
 ANSWER_GUARD_S = 60  # of one answer
+GATEWAY_KEPT_S = 1.0  # a page of metrics
 IDENTITY = "all"  # of every process of a system, and of the tests that ask its stages
 KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
 
@@ -79,6 +81,7 @@ class Stack:
         self.run_directory = run_directory
         self.access = access
         self._output = output
+        self._read_s: dict[str, float] = {}
 
     @property
     def output(self) -> str:
@@ -139,7 +142,7 @@ class Stack:
         return f'{reach}, tls=__import__("quartet").Tls(*map(__import__("pathlib").Path, {files}))'
 
     def ready(self) -> bool:
-        return httpx.get(f"{self.url}/ready", timeout=ANSWER_GUARD_S).status_code == 200
+        return get(f"{self.url}/ready").status_code == 200
 
     def held_up(self) -> contextlib.AbstractContextManager[None]:
         """In the block, what dies stays down: `quartet up` stands still."""
@@ -151,9 +154,16 @@ class Stack:
 
     def metric(self, name: str, metric: str, **labels: str) -> float:
         """Sum of the series of `metric` that have `labels`, of process `name`."""
+        return self.page(name).total(metric, **labels) or 0.0
+
+    def page(self, name: str) -> Scrape:
+        """The metrics of process `name`, as they are now: none that it has kept."""
+        kept_s = GATEWAY_KEPT_S if name == "gateway" else KEPT_S
+        time.sleep(max(0.0, self._read_s.get(name, 0.0) + kept_s - time.monotonic()))
         address = self.state["processes"][name]["metrics_address"]
-        page = Scrape.parse(httpx.get(f"http://{address}/metrics", timeout=ANSWER_GUARD_S).text)
-        return page.total(metric, **labels) or 0.0
+        page = Scrape.parse(get(f"http://{address}/metrics").text)
+        self._read_s[name] = time.monotonic()
+        return page
 
     def cancelled(self, name: str) -> int:
         """Requests that stage `name` has given up because nobody wanted them any more."""
@@ -161,17 +171,22 @@ class Stack:
 
     def sent_bytes(self, name: str) -> dict[str, float]:
         """Payload that stage `name` has sent to others, by transport."""
-        transports = ("inline", "shared_memory", "ucx")
-        return {by: self.metric(name, "quartet_stream_bytes_total", transport=by) for by in transports}
+        page, transports = self.page(name), ("inline", "shared_memory", "ucx")
+        return {by: page.total("quartet_stream_bytes_total", transport=by) or 0.0 for by in transports}
 
     def log(self, name: str) -> str:
         return (self.run_directory / f"{name}.log").read_text()
 
 
-def brief_pipeline(directory: Path) -> Path:
-    """Qwen3-Omni's pipeline for a random checkpoint, whose speech would else go on to the most frames that it may have:
-    a request that sets no most gets one of 8 s."""
-    text = PIPELINE.read_text()
+def get(url: str) -> httpx.Response:
+    """Without TLS: certificates, which take 20 ms to read, are none of it."""
+    return httpx.get(url, timeout=ANSWER_GUARD_S, verify=False)
+
+
+def brief_pipeline(directory: Path, pipeline: Path = PIPELINE) -> Path:
+    """A pipeline, by default Qwen3-Omni's, for a random checkpoint, whose speech would else go on to the most frames
+    that it may have: a request that sets no most gets one of 8 s."""
+    text = pipeline.read_text()
     before, talker, after = text.partition("  talker:")
     file = directory / "brief.yaml"
     file.write_text(before + talker + after.replace("sampling: {}", "sampling: {max_frames: 100}", 1))

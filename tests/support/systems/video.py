@@ -119,7 +119,10 @@ class ScriptedDit(dit_pb2_grpc.DitServiceServicer, server_info_pb2_grpc.ServerIn
         for step in range(1, STEPS + 1):
             progress = dit_pb2.DitProgress(step=step, num_inference_steps=STEPS)
             responses.append(dit_pb2.DitServiceGenerateResponse(progress=progress))
-        responses += _pieces(samples_of(start), 10_000) if sound else _pieces(frames_of(start), 4)
+        if sound or self.info.soundtrack_rate_hz:
+            responses += _pieces(samples_of(start), 10_000)
+        if not sound:
+            responses += _pieces(frames_of(start), 4)
         summary = dit_pb2.DitSummary(count=1, steps=STEPS, timings=TIMINGS, mean_batch=1)
         responses.append(dit_pb2.DitServiceGenerateResponse(summary=summary))
         self.running += 1

@@ -1,5 +1,6 @@
 """The conversation of a session."""
 
+from gateway.access.sessions import HeldBySessions
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.truncation import truncate
 from gateway.dialects.realtime.events import RealtimeError, new_id, wrong
@@ -9,12 +10,29 @@ ROOT = "root"  # as previous_item_id: before all others
 
 
 class Conversation:
-    """Items in order, with unique ids."""
+    """Items in order, with unique ids.
 
-    def __init__(self, max_items: int = 1000, max_bytes: int = 256 * MIB) -> None:
+    Args:
+        held: by all sessions; None: they are not bounded in sum.
+        owner: of the session.
+    """
+
+    def __init__(
+        self,
+        max_items: int = 1000,
+        max_bytes: int = 256 * MIB,
+        held: HeldBySessions | None = None,
+        owner: str | None = None,
+    ) -> None:
         self.id, self._max_items, self._max_bytes = new_id("conv"), max_items, max_bytes
+        self._held, self.owner = held, owner or ""
         self._items: dict[str, Item] = {}  # by id
         self._sizes: dict[str, int] = {}  # in bytes, when they were added
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(self._sizes.values())
 
     def context(self) -> list[Item]:
         return [item for item in self._items.values() if not item.is_forgotten]
@@ -65,8 +83,11 @@ class Conversation:
         if len(self._items) >= self._max_items:
             reason = f"the conversation has {self._max_items} items, its most; delete some"
             raise RealtimeError("conversation_too_long", reason)
-        if sum(self._sizes.values()) + item.size_bytes > self._max_bytes:
+        if (size := self.size + item.size_bytes) > self._max_bytes:
             reason = f"the conversation would be larger than {self._max_bytes} bytes; delete items of sound"
+            raise RealtimeError("conversation_too_long", reason)
+        if self._held is not None and not self._held.has_room(self, size):
+            reason = "your conversations would leave too little memory to those of others; delete items of sound"
             raise RealtimeError("conversation_too_long", reason)
 
     def delete(self, id: str) -> None:

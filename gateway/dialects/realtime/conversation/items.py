@@ -1,5 +1,6 @@
 """Items of a conversation, parsed from what clients send."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class Item:
     Attributes:
         members: OpenAI's form of it, without sound.
         sound: PCM16, mono, 16 kHz, by the content index of each `input_audio`.
+        writing: held by who writes it down.
         images: files by the content index of each `input_image`; index 0 for a generated image.
         sent_ms: sound of an answer that the client has received.
         sampled: the answer, shared by its items; None: unknown, or the items do not match.
@@ -48,6 +50,7 @@ class Item:
 
     members: dict[str, Any]
     sound: dict[int, bytes] = field(default_factory=dict)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     images: dict[int, bytes] = field(default_factory=dict)
     sent_ms: int = 0
     sampled: SampledAnswer | None = None

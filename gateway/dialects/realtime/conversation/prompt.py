@@ -2,13 +2,14 @@
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from gateway.answers.answer_speech import AnswerSpeech, answer_speech
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import MAX_START_BYTES, attach, fill_tools, talker_sampling
+from gateway.answers.jobs import MAX_START_BYTES, attach, fill_tools
 from gateway.answers.request import Tool
+from gateway.answers.sampling import talker_sampling
 from gateway.answers.tools.calls import HostedTool
 from gateway.answers.tools.registry import tool_of
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
@@ -17,9 +18,9 @@ from gateway.dialects.realtime.settings.session import RetentionRatio, Session
 from gateway.errors import ApiError
 from gateway.media.check import MediaFile, load_media
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
-from gateway.pipeline.run import Job, speech
+from gateway.pipeline.run import Job
 from gateway.pipeline.sampling import TalkerSampling
-from quartet.v1 import media_pb2, talker_pb2, thinker_pb2
+from quartet.v1 import media_pb2, thinker_pb2
 
 _KEPT_PART = 0.75
 # Of the spectrograms that models hear.
@@ -61,33 +62,52 @@ class Prompt:
         limit = truncation.post_instructions if isinstance(truncation, RetentionRatio) else None
         return self if limit is None or tokens <= limit else self.shortened() or self
 
-    def job(self, gateway: Gateway, request_id: str, hosted: Sequence[Tool] = (), is_first: bool = True) -> Job:
+    async def speech(self, gateway: Gateway, owner: str | None) -> AnswerSpeech:
+        """How the answer is spoken, if it is. Raises ApiError: 400, there is no such voice."""
+        if not self.speaks(gateway):
+            return AnswerSpeech({})
+        sampling = talker_sampling(gateway, TalkerSampling(), None)
+        return await answer_speech(gateway, self.session.voice, sampling, owner, "session.audio.output.voice")
+
+    def job(
+        self,
+        gateway: Gateway,
+        request_id: str,
+        hosted: Sequence[Tool] = (),
+        is_first: bool = True,
+        spoken: AnswerSpeech = AnswerSpeech({}),
+    ) -> Job:
         """The job of a turn. Blocking.
 
         Args:
             hosted: tools that run here, if they are offered.
             is_first: whether the session's tool_choice counts.
+            spoken: see `speech`.
 
         Raises:
             ApiError: 400, the prompt is empty or too long.
         """
         start = thinker_pb2.GenerateStart(sampling=self._sampling(gateway), lora=self.session.lora)
         thinker = gateway.pipeline.info("thinker")
+        senses = {"audio"} if self.hears(gateway) else set[str]()
+        senses |= {"image"} if thinker is not None and "image" in thinker.input_modalities else set()
         if instructions := self.session.response_config.instructions:
             start.messages.add(role="system").content.add(text=instructions)
-        sees_images = thinker is not None and "image" in thinker.input_modalities
-        late = attach([media for turn in _turns(self.items) for media in _fill(start, *turn, sees_images)])
+        late = attach([media for turn in _turns(self.items) for media in _fill(start, *turn, senses)])
         self._fill_tools(start, hosted, is_first)
         if not start.messages:
             raise ApiError(400, "there is nothing to answer: no instructions, and no items", None, "empty_conversation")
         if start.ByteSize() > MAX_START_BYTES:
             reason = "the conversation is longer than a request can be; delete items"
             raise ApiError(400, reason, None, "context_length_exceeded")
-        starts: dict[str, Any] = {"thinker": start}
-        if self.speaks(gateway):
-            sampling = talker_sampling(gateway, TalkerSampling(), None)
-            starts |= speech(talker_pb2.SpeakStart(speaker=self.session.voice or "", sampling=sampling))
-        return Job(request_id, starts, late, conversation_id=self.conversation_id)
+        starts, most_bytes = {"thinker": start, **spoken.starts}, spoken.utterance_bytes
+        return Job(request_id, starts, late, conversation_id=self.conversation_id, utterance_bytes=most_bytes)
+
+    @staticmethod
+    def hears(gateway: Gateway) -> bool:
+        """Whether the thinker is sent sounds: it hears, or nothing else here does, and it refuses them."""
+        thinker = gateway.pipeline.info("thinker")
+        return not gateway.pipeline.transcript or thinker is None or "audio" in thinker.input_modalities
 
     def speaks(self, gateway: Gateway) -> bool:
         return "audio" in self.session.modalities and gateway.pipeline.config.outputs.speech is not None
@@ -122,9 +142,9 @@ def _turns(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], SampledAnswe
 
 
 def _fill(
-    start: thinker_pb2.GenerateStart, turn: Sequence[Item], sampled: SampledAnswer | None, sees_images: bool
+    start: thinker_pb2.GenerateStart, turn: Sequence[Item], sampled: SampledAnswer | None, senses: Collection[str]
 ) -> list[_Media]:
-    """Adds a turn's message."""
+    """Adds a turn's message. `senses`: the media that the thinker is sent, of "audio" and "image"."""
     item = turn[0]
     if sampled:
         start.messages.add(role="assistant", token_ids=sampled.token_ids)
@@ -135,12 +155,12 @@ def _fill(
     elif item.kind == "function_call_output":
         start.messages.add(role="tool", tool_call_id=item.members["call_id"]).content.add(text=item.members["output"])
     elif (tool := tool_of(item.kind)) is not None:
-        return _fill_call(start, item, tool, sees_images)
+        return _fill_call(start, item, tool, "image" in senses)
     elif item.role == "assistant":
         if text := "".join(part.get("text") or part.get("transcript") or "" for part in item.content):
             start.messages.add(role="assistant").content.add(text=text)
     else:
-        return _fill_input(start.messages.add(role=item.role), item)
+        return _fill_input(start.messages.add(role=item.role), item, "audio" in senses)
     return []
 
 
@@ -156,14 +176,14 @@ def _fill_call(start: thinker_pb2.GenerateStart, item: Item, tool: type[HostedTo
     return [(result.content.add(media=media).media, item.images[0])]
 
 
-def _fill_input(result: thinker_pb2.ChatMessage, item: Item) -> list[_Media]:
+def _fill_input(result: thinker_pb2.ChatMessage, item: Item, hears: bool) -> list[_Media]:
     """Fills an input message."""
     pending = []
     for index, part in enumerate(item.content):
         field = f"{item.id}.content[{index}]"
         if part["type"] == "input_text":
             result.content.add(text=part["text"])
-        elif part["type"] == "input_audio" and index not in item.sound:  # a transcription session keeps no sound
+        elif part["type"] == "input_audio" and (not hears or index not in item.sound):  # some sessions keep no sound
             result.content.add(text=part["transcript"] or "")
         elif part["type"] == "input_audio":
             media = media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, field=field)

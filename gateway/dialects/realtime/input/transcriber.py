@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing, nullcontext
 from typing import Any
 
@@ -25,6 +25,13 @@ from gateway.media.encode import encode_audio
 
 log = structlog.get_logger()
 _PART = 0  # of an item of the buffer's sound: its only one
+_NO_TOKENS = {
+    "type": "tokens",
+    "input_tokens": 0,
+    "output_tokens": 0,
+    "total_tokens": 0,
+    "input_token_details": {"audio_tokens": 0, "text_tokens": 0},
+}
 
 
 async def transcribe(
@@ -90,7 +97,7 @@ class Transcriber:
         while self._waiting:
             item, settings, sound_is_kept, is_counted = self._waiting.popleft()
             try:
-                await self._transcribe(item, settings, self._key if is_counted else None)
+                await self._transcribe(item, settings, is_counted)
             except ApiError as error:
                 self._event(item, "failed", **error.body())
             except Exception as error:  # a bug: the session goes on
@@ -103,22 +110,55 @@ class Transcriber:
         name = f"conversation.item.input_audio_transcription.{kind}"
         self._send(name, item_id=item.id, content_index=_PART, **members)
 
-    async def _transcribe(self, item: Item, settings: session_config.TranscriptionSettings, key: ApiKey | None) -> None:
-        # the thinker's model, whatever the client asks for
-        model = self._gateway.catalog.model_of(self._gateway.catalog.stage_for("text", None)) or ""
-        language = _language(settings.only_language)
-        hints = {"prompt": settings.prompt, "keywords": settings.keywords}
-        request = TranscriptionRequest(model=model, language=language, **hints)
-        file = await asyncio.to_thread(encode_audio, item.sound[_PART], MODEL_RATE_HZ, "wav")
-        owner = self._key and self._key.name
-        sound = FileSound(file, Pauses(), self._gateway.settings.request_timeout_s, owner=owner)
-
+    async def _transcribe(self, item: Item, settings: session_config.TranscriptionSettings, is_counted: bool) -> None:
         def send_delta(delta: str) -> None:
             self._event(item, "delta", delta=delta)
 
-        work = await transcribe(self._gateway, key, request, sound, send_delta)
-        transcript = item.content[_PART]["transcript"] = joined(work.segments)
+        async with item.writing:
+            known = item.content[_PART]["transcript"]  # the answer's thinker needed it before
+            if known is not None:
+                send_delta(known)
+                self._event(item, "completed", transcript=known, usage=_NO_TOKENS)
+                return
+            work = await _written(self._gateway, item, _PART, settings, self._key, is_counted, send_delta)
+            transcript = item.content[_PART]["transcript"]
         self._event(item, "completed", transcript=transcript, usage=work.usage)
+
+
+async def transcribe_items(gateway: Gateway, items: Iterable[Item], key: ApiKey | None) -> None:
+    """Writes down the sounds of `items`, each once: for a thinker that does not hear. Raises ApiError."""
+    settings = session_config.TranscriptionSettings()
+    for item in items:
+        for part in list(item.sound) if item.role == "user" else ():
+            async with item.writing:
+                if item.content[part]["transcript"] is None:
+                    await _written(gateway, item, part, settings, key, False, lambda _: None)
+
+
+async def _written(
+    gateway: Gateway,
+    item: Item,
+    part: int,
+    settings: session_config.TranscriptionSettings,
+    key: ApiKey | None,
+    is_counted: bool,
+    send_delta: Callable[[str], None],
+) -> TranscriptionRun:
+    """Writes down the sound of a part of `item`, which then has the transcript. `is_counted`: as a request of `key`.
+
+    Raises ApiError.
+    """
+    # the model that hears, whatever the client asks for
+    stage = gateway.catalog.transcriber
+    model = (stage and gateway.catalog.model_of(stage)) or ""
+    hints = {"prompt": settings.prompt, "keywords": settings.keywords}
+    request = TranscriptionRequest(model=model, language=_language(settings.only_language), **hints)
+    file = await asyncio.to_thread(encode_audio, item.sound[part], MODEL_RATE_HZ, "wav")
+    sounds, limit_s = gateway.fetcher.decoding.sounds, gateway.settings.request_timeout_s
+    sound = FileSound(sounds, file, Pauses(), limit_s, owner=key and key.name)
+    work = await transcribe(gateway, key if is_counted else None, request, sound, send_delta)
+    item.content[part]["transcript"] = joined(work.segments)
+    return work
 
 
 def _language(code: str | None) -> str | None:

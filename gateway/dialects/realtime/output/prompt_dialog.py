@@ -4,11 +4,13 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.calls import HostedTool
 from gateway.answers.turns import Dialog
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
+from gateway.dialects.realtime.input.transcriber import transcribe_items
 from gateway.dialects.realtime.output.response_output import ResponseOutput
 from gateway.dialects.realtime.output.tools import last_image
 from gateway.pipeline.run import Job
@@ -19,16 +21,28 @@ class PromptDialog(Dialog):
 
     Args:
         tools: of the session, that run here.
+        key: whose uploaded voices can speak.
     """
 
-    def __init__(self, gateway: Gateway, prompt: Prompt, tools: Iterable[HostedTool], outputs: ResponseOutput) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        prompt: Prompt,
+        tools: Iterable[HostedTool],
+        outputs: ResponseOutput,
+        key: ApiKey | None,
+    ) -> None:
         self._gateway, self._first, self._tools, self._outputs = gateway, prompt, tools, outputs
+        self._key = key
         self._prompt = prompt
 
     async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
         hosted = [tool.function() for tool in self._tools if offers_tools]
         prompt = replace(self._prompt, items=self._items())
-        return await asyncio.to_thread(prompt.job, self._gateway, request_id, hosted, is_first)
+        if not prompt.hears(self._gateway):
+            await transcribe_items(self._gateway, prompt.items, self._key)
+        spoken = await prompt.speech(self._gateway, self._key and self._key.name)
+        return await asyncio.to_thread(prompt.job, self._gateway, request_id, hosted, is_first, spoken)
 
     def shorten(self) -> bool:
         shorter = None if self._outputs else self._prompt.shortened()

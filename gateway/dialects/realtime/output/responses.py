@@ -77,7 +77,7 @@ class Response:
         self._gate = EventGate(outbox, request.conversation, speculative)
         self._outputs = ResponseOutput(self.id, request.prompt.session, request.conversation, self._gate)
         tools = {tool.name: tool for _, tool in hosted_tools(request.prompt.session)}
-        self._dialog = PromptDialog(gateway, request.prompt, tools.values(), self._outputs)
+        self._dialog = PromptDialog(gateway, request.prompt, tools.values(), self._outputs, request.key)
         self._meter = Meter(self.id, gateway.settings.request_timeout_s, key=request.key)
         self._turns = Turns(gateway, self._dialog, tools, Rules(previews=True, key=request.key), self._meter)
         self._left_out: Sequence[Item] = ()

@@ -116,8 +116,8 @@ class AudioOutput(_Part):
 
 
 class RealtimeAudio(_Part):
-    input: AudioInput = AudioInput()
-    output: AudioOutput = AudioOutput()
+    input: AudioInput = Field(default_factory=AudioInput)
+    output: AudioOutput = Field(default_factory=AudioOutput)
 
 
 class TranscriptionAudio(_Part):
@@ -182,7 +182,7 @@ class RealtimeConfig(_Part):
     type: Literal["realtime"] = "realtime"
     output_modalities: Annotated[Listed[str], AfterValidator(_modalities)] = ["audio"]
     instructions: str = ""
-    audio: RealtimeAudio = RealtimeAudio()
+    audio: RealtimeAudio = Field(default_factory=RealtimeAudio)
     include: Listed[str] | None = None
     max_output_tokens: Annotated[Any, AfterValidator(_max_output_tokens)] = "inf"
     tools: Annotated[Listed[SessionTool], Field(max_length=_MAX_TOOLS)] = []
@@ -201,5 +201,5 @@ class RealtimeConfig(_Part):
 
 class TranscriptionConfig(_Part):
     type: Literal["transcription"]
-    audio: TranscriptionAudio = TranscriptionAudio()
+    audio: TranscriptionAudio = Field(default_factory=TranscriptionAudio)
     include: Listed[str] | None = None

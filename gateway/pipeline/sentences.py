@@ -6,11 +6,10 @@ from gateway.pipeline.typed_text import is_speakable
 
 # From the best places to the worst: ends of paragraphs and sentences, of clauses, of words. A full stop in a number or
 # an address has no white space after it; Chinese and Japanese ends of sentences need none.
-_PAUSES = (
-    re.compile(r"\n\s*\n|(?<=[.!?\u2026])[\"')\]\u201d\u2019]*\s+|(?<=[\u3002\uff01\uff1f])|\n"),
-    re.compile(r"(?<=[,;:\u2013\u2014])\s+|(?<=[\u3001\uff0c\uff1b\uff1a])"),
-    re.compile(r"\s+"),
-)
+SENTENCES = re.compile(r"\n\s*\n|(?<=[.!?\u2026])[\"')\]\u201d\u2019]*\s+|(?<=[\u3002\uff01\uff1f])|\n")
+CLAUSES = re.compile(r"(?<=[,;:\u2013\u2014])\s+|(?<=[\u3001\uff0c\uff1b\uff1a])")
+WORDS = re.compile(r"\s+")
+_PAUSES = (SENTENCES, CLAUSES, WORDS)
 
 
 def cut(text: str, most_bytes: int) -> list[str]:

@@ -1,0 +1,270 @@
+"""What a pipeline class of diffusers says of itself: its call's signature, its output class, its models and checks."""
+
+import inspect
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Literal
+
+import diffusers
+import torch
+from diffusers.pipelines import pipeline_utils
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from transformers import PreTrainedTokenizerBase
+
+Media = Literal["image", "video", "sound"]
+
+RESULTS: Mapping[str, Media] = {
+    "images": "image",
+    "image": "image",
+    "frames": "video",
+    "videos": "video",
+    "video": "video",
+    "audios": "sound",
+}
+"""Field of a pipeline's output -> what it is."""
+_SOUNDTRACK = "audio"  # the field beside a video, (batch, channels, samples) or (batch, samples)
+
+GUIDANCE = ("guidance_scale", "true_cfg_scale", "prior_guidance_scale")
+FRAMES = ("num_frames", "video_length", "frames")
+SECONDS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
+_TIMES = frozenset({"timestep", "timesteps", "t"})
+_CONTROLS = ("controlnet", "adapter", "control_image", "control_video")  # of the class, or of its call
+_STARTS_FROM_A_PICTURE = re.compile(
+    r"ImageToVideo|Image2Video|(Img|Depth)2Img|Inpaint|(?<!T)I2V|I2I|Edit|Pix2Pix|Upscale|SuperResolution|Refiner|VideoToWorld"
+)
+_STARTS_FROM_ELSE = re.compile(r"VideoToVideo|V2V|VACE|AudioToAudio")
+_REQUESTS_BRING = {"prompt", "image", "mask_image", "height", "width", "num_inference_steps", "generator"}
+_LEAST_TOKENS_OF_NO_LIMIT = 1 << 20  # tokenizers without a limit state a huge one
+_MULTIPLES = (1, 2, 4, 8, 16)
+
+Parameters = Mapping[str, inspect.Parameter]
+
+
+def parameters_of(cls: type) -> Parameters:
+    """Arguments of the pipeline's call."""
+    return {name: each for name, each in inspect.signature(cls.__call__).parameters.items() if name != "self"}
+
+
+def default_of(pipeline: type[DiffusionPipeline], argument: str) -> Any:
+    """Default of an argument of the pipeline's call; None if it has none."""
+    parameter = inspect.signature(pipeline.__call__).parameters.get(argument)
+    return None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
+
+
+def result_of(cls: type) -> str | None:
+    """The field of the pipeline's output that has what it makes, a key of RESULTS; None: it makes nothing of them."""
+    return next((name for name in _output_of(cls) if name in RESULTS), None)
+
+
+def soundtrack_of(cls: type) -> str:
+    """The field of the pipeline's output that has the sound of its video; empty: there is none."""
+    return _SOUNDTRACK if {"frames", _SOUNDTRACK} <= set(_output_of(cls)) else ""
+
+
+@cache
+def _output_of(cls: type) -> list[str]:
+    """Fields of what the pipeline's call returns; empty: it makes nothing of RESULTS."""
+    if not inspect.isfunction(cls.__call__):
+        return []
+    source, module = inspect.getsource(cls.__call__), sys.modules[cls.__module__]
+    returned = re.findall(r"return\s+(\w+Output)\(", source)
+    for name in dict.fromkeys(returned or re.findall(r"\w+Output\b", source)):  # some return another pipeline's
+        output = getattr(module, name, None) or getattr(pipeline_utils, name, None)
+        if is_dataclass(output) and not RESULTS.keys().isdisjoint(names := [each.name for each in fields(output)]):
+            return names
+    return []
+
+
+def why_not(cls: type) -> str | None:
+    """Why requests cannot be made into calls of the class; None: they can."""
+    result = result_of(cls)
+    if result is None:
+        return "makes no images, video or sound"
+    parameters = parameters_of(cls)
+    if "prompt" not in parameters:
+        return "takes no prompt"
+    if "num_inference_steps" not in parameters:
+        return "takes no number of denoising steps"
+    taken = {*inspect.signature(cls.__init__).parameters, *parameters}
+    if control := next((name for name in _CONTROLS if name in taken), None):
+        return f"needs something for its {control}"
+    if "image" not in parameters and (_STARTS_FROM_ELSE.search(cls.__name__) or needs_picture(cls)):
+        return "needs something other than an image to start from"
+    if RESULTS[result] == "video" and not any(name in parameters for name in FRAMES):
+        return "takes no number of frames"
+    if RESULTS[result] == "sound" and not any(name in parameters for name in SECONDS):
+        return "takes no length of a sound"
+    known = _REQUESTS_BRING | set(GUIDANCE) | set(FRAMES) | set(SECONDS)
+    missing = [name for name, each in parameters.items() if _is_required(each) and name not in known]
+    return f"needs {' and '.join(missing)}" if missing else None
+
+
+def sibling(name: str) -> str | None:
+    """A class of diffusers of the same model that makes media of a prompt."""
+    stem = re.sub(r"ControlNet|Control|Adapter|Prior|VideoToVideo|Union|Decoder|XS|Pipeline$", "", name)
+    for candidate in (f"{stem}Pipeline", f"{stem}CombinedPipeline"):
+        cls = getattr(diffusers, candidate, None)
+        if candidate != name and inspect.isclass(cls) and issubclass(cls, DiffusionPipeline) and why_not(cls) is None:
+            return candidate
+    return None
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    return named and parameter.default is inspect.Parameter.empty
+
+
+def guidance_of(cls: Any) -> str:
+    """The argument for the guidance; empty: there is none."""
+    names = [name for name in GUIDANCE if name in parameters_of(cls)]
+    return next((name for name in names if default_of(cls, name) is not None), names[0] if names else "")
+
+
+def first_of(cls: type, names: tuple[str, ...]) -> str:
+    """The first of `names` that the call takes; empty: none."""
+    return next((name for name in names if name in parameters_of(cls)), "")
+
+
+def needs_picture(cls: type) -> bool:
+    """Whether a call without a picture fails."""
+    parameters = parameters_of(cls)
+    is_required = "image" in parameters and _is_required(parameters["image"])
+    return is_required or "mask_image" in parameters or bool(_STARTS_FROM_A_PICTURE.search(cls.__name__))
+
+
+def variant(cls: type, word: str) -> str | None:
+    """Name of the class of diffusers that does what `word` says, "Img2Img" or "Inpaint", with the same models."""
+    name = re.sub(r"Pipeline$", f"{word}Pipeline", cls.__name__)
+    if "mask_image" in parameters_of(cls) or name not in dir(diffusers):
+        return None
+    needed = {"prompt", "image", "mask_image"} if word == "Inpaint" else {"prompt", "image"}
+    return name if needed <= parameters_of(getattr(diffusers, name)).keys() else None
+
+
+def frames_per_second(cls: Any) -> float:
+    """As the call says, else as the class's own example writes its video."""
+    for name in ("frame_rate", "fps"):
+        if isinstance(value := default_of(cls, name), (int, float)):
+            return float(value)
+    written = re.search(r"export_to_video\([^)]*fps\s*=\s*(\d+)", inspect.getsource(sys.modules[cls.__module__]))
+    return float(written[1]) if written else 16.0
+
+
+# What follows reads a loaded pipeline.
+
+
+def is_denoiser(cls: type) -> bool:
+    """Whether models of the class are called at each step: with its time."""
+    return issubclass(cls, torch.nn.Module) and not _TIMES.isdisjoint(inspect.signature(cls.forward).parameters)
+
+
+def denoisers(pipeline: Any) -> dict[str, torch.nn.Module]:
+    """Models that are called at each step, by their components' names."""
+    return {name: part for name, part in pipeline.components.items() if part is not None and is_denoiser(type(part))}
+
+
+def _number_of(pipeline: Any, *names: str) -> int | None:
+    """The first attribute that is a number."""
+    return next((value for name in names if isinstance(value := getattr(pipeline, name, None), int)), None)
+
+
+def spatial_scale(pipeline: Any) -> int:
+    """Pixels a latent, along a side."""
+    return _number_of(pipeline, "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor") or 8
+
+
+def frames_multiple(pipeline: Any) -> int:
+    """The number that frames - 1 is a multiple of."""
+    return _number_of(pipeline, "vae_scale_factor_temporal", "vae_temporal_compression_ratio") or 1
+
+
+def size_multiple(pipeline: Any) -> int:
+    """The least that the class's own check of sizes and the denoisers' patches take."""
+    scale = spatial_scale(pipeline)
+    patches = [_side(getattr(each.config, "patch_size", None)) or 1 for each in denoisers(pipeline).values()]
+    return math.lcm(*(scale * patch for patch in patches), next(s for s in _sides(scale) if _is_taken(pipeline, s)))
+
+
+def _sides(scale: int) -> list[int]:
+    """Sides to try; the last is believed."""
+    return [scale * times for times in _MULTIPLES]
+
+
+def _side(value: Any) -> int | None:
+    """The last of several: width is after frames and height."""
+    value = value[-1] if isinstance(value, (tuple, list)) and value else value
+    return value if isinstance(value, int) else None
+
+
+def _is_taken(pipeline: Any, side: int) -> bool:
+    """Whether `check_inputs` has nothing against a square of `side` pixels."""
+    check = getattr(pipeline, "check_inputs", None)
+    if check is None or side == _sides(spatial_scale(pipeline))[-1]:
+        return True
+    given: dict[str, Any] = {}
+    for name, each in inspect.signature(check).parameters.items():
+        if name in ("height", "width"):
+            given[name] = side
+        elif name == "prompt":
+            given[name] = "a"
+        elif _is_required(each):
+            given[name] = default_of(type(pipeline), name)
+    try:
+        check(**given)
+    except Exception as error:  # of what it lacks, it may say anything
+        return "divisible" not in str(error)
+    return True
+
+
+def own_size(pipeline: Any) -> tuple[int, int]:
+    """(width, height) that calls without a size have; (0, 0): it is not known."""
+    cls, scale = type(pipeline), spatial_scale(pipeline)
+    width, height = default_of(cls, "width"), default_of(cls, "height")
+    if isinstance(width, int) and isinstance(height, int):
+        return width, height
+    for source in (pipeline, *(each.config for each in denoisers(pipeline).values())):
+        for width, height in (("default_sample_size",) * 2, ("sample_width", "sample_height"), ("sample_size",) * 2):
+            sides = getattr(source, width, None), getattr(source, height, None)
+            sides = (sides[0][1], sides[0][0]) if isinstance(sides[0], (tuple, list)) and len(sides[0]) == 2 else sides
+            if isinstance(sides[0], int) and isinstance(sides[1], int):
+                return sides[0] * scale, sides[1] * scale
+    return 0, 0
+
+
+def own_frames(pipeline: Any, argument: str) -> int:
+    """Frames of a call that gives none; 0: it is not known."""
+    configs = [each.config for each in denoisers(pipeline).values()]
+    known = (default_of(type(pipeline), argument), *(getattr(config, "sample_frames", None) for config in configs))
+    return next((value for value in known if isinstance(value, int)), 0)
+
+
+def tokenizer_of(pipeline: Any) -> PreTrainedTokenizerBase | None:
+    """The one that reads most of a prompt, alone or in a processor; None: there is none."""
+    parts = [getattr(part, "tokenizer", part) for part in pipeline.components.values()]
+    tokenizers = [part for part in parts if isinstance(part, PreTrainedTokenizerBase)]
+    return max(tokenizers, key=lambda each: min(each.model_max_length, _LEAST_TOKENS_OF_NO_LIMIT), default=None)
+
+
+def max_prompt_tokens(pipeline: Any) -> int:
+    """0: it is not known."""
+    own = default_of(type(pipeline), "max_sequence_length")
+    if isinstance(own, int):
+        return own
+    tokenizer = tokenizer_of(pipeline)
+    most = tokenizer.model_max_length if tokenizer is not None else 0
+    return most if most < _LEAST_TOKENS_OF_NO_LIMIT else 0
+
+
+def sample_rate_hz(pipeline: Any) -> int:
+    """Of the sound that it makes. Raises ValueError: no config says it."""
+    for name in ("vocoder", "audio_vae", "vae", "autoencoder"):
+        config = getattr(getattr(pipeline, name, None), "config", None)
+        if rate := _number_of(config, "sampling_rate", "sample_rate", "output_sampling_rate"):
+            return rate
+    if rate := _number_of(pipeline, "sample_rate"):
+        return rate
+    raise ValueError(f"{type(pipeline).__name__} is not served: no model of it says its sample rate")

@@ -1,0 +1,1 @@
+"""The hostile suite at random against one running system, with honest clients beside it: `make hostile`."""
