@@ -150,6 +150,8 @@ def create_app(
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):
                 store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))
                 app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings))
+            if worker is not None:  # the first that listens gets connections, which its siblings could have served
+                await app.state.gateway.pipeline.settle(2 * settings.health_timeout_s)
             freeze_heap()
             yield
 

@@ -1,6 +1,7 @@
 """The stages of a pipeline, and their state."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,8 @@ from gateway.pipeline.kinds import Output
 from gateway.pipeline.stage import Stage
 from gateway.tasks import cancel
 from services.common.rpc.channels import Channels
+
+_POLL_S = 0.01
 
 
 @dataclass(eq=False)
@@ -83,6 +86,13 @@ class Pipeline:
     @property
     def is_settled(self) -> bool:
         return all(stage.is_settled for stage in self.by_name.values())
+
+    async def settle(self, within_s: float) -> None:
+        """Returns when every stage was looked at, or after `within_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while not self.is_settled:
+                    await asyncio.sleep(_POLL_S)
 
     @property
     def has_room(self) -> bool:

@@ -85,8 +85,6 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
                 while len(await _numbers(running)) < WORKERS:
                     assert process.returncode is None
                     await asyncio.sleep(0.05)
-                while {answer.status_code for answer in await running.everywhere("GET", "/ready")} != {200}:
-                    await asyncio.sleep(0.05)
             yield running
         finally:
             if process.returncode is None:
@@ -190,8 +188,17 @@ async def test_a_process_that_is_killed_is_started_anew_and_the_others_go_on(gat
         serving = [each for each in gateway.processes() if _is_connected(each, gateway, answer)]
         victim = next(each for each in gateway.processes() if each not in serving)
         victim.kill()
+        await asyncio.to_thread(victim.wait, 60)
+        health = gateway.stages.infos["thinker"]
+        health.answers_checks.clear()
         async with asyncio.timeout(120):
-            while len(await _numbers(gateway)) < WORKERS or victim in gateway.processes():
+            while health.waiting < WORKERS:
+                await asyncio.sleep(0.05)
+        answers = await gateway.everywhere("POST", "/v1/chat/completions", json=BODY)
+        assert {each.status_code for each in answers} == {200}  # it takes no connection before it knows its stages
+        health.answers_checks.set()
+        async with asyncio.timeout(120):
+            while len(await _numbers(gateway)) < WORKERS:
                 await asyncio.sleep(0.05)
         thinker.release.set()
         assert (await answer.aread()).endswith(b"[DONE]\n\n")

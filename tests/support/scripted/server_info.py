@@ -1,5 +1,7 @@
 """What scripted stages say of themselves."""
 
+import asyncio
+
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 from tests.support.scripted.code2wav import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 from tests.support.scripted.dit import PICTURES
@@ -8,8 +10,18 @@ from tests.support.scripted.talker import CODES, VOICES
 
 
 class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
+    """What one says, and of its health.
+
+    Attributes:
+        answers_checks: to be cleared by tests, so that health checks wait.
+        waiting: checks that wait.
+    """
+
     def __init__(self, stage: str, script: Script) -> None:
         self.script = script
+        self.answers_checks = asyncio.Event()
+        self.answers_checks.set()
+        self.waiting = 0
         self.revision, self.serving = 0, True
         self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
         self.info.thinker.input_modalities.extend(["audio", "image"])
@@ -36,6 +48,11 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         return self.info
 
     async def GetLoad(self, request, context):
+        self.waiting += 1
+        try:
+            await self.answers_checks.wait()
+        finally:
+            self.waiting -= 1
         running, queued = self.script.running, self.script.queued
         return server_info_pb2.GetLoadResponse(
             running=running,
