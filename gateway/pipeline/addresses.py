@@ -117,7 +117,10 @@ class NameWatcher:
                 self._report()
         if reason and self.errors.get(host) != reason:
             log.warning("stage cannot be resolved", stage=self._stage, name=host, error=reason)
+        is_new = self.errors.get(host, "") != reason
         self.errors = {k: v for k, v in self.errors.items() if k != host} | ({host: reason} if reason else {})
+        if is_new:
+            self._report()
 
     def _report(self) -> None:
         addresses: dict[str, str] = {}

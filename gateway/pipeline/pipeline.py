@@ -12,8 +12,6 @@ from gateway.pipeline.stage import Stage
 from gateway.tasks import cancel
 from services.common.rpc.channels import Channels
 
-_POLL_S = 0.01
-
 
 @dataclass(eq=False)
 class Pipeline:
@@ -88,11 +86,10 @@ class Pipeline:
         return all(stage.is_settled for stage in self.by_name.values())
 
     async def settle(self, within_s: float) -> None:
-        """Returns when every stage was looked at, or after `within_s`."""
+        """Returns when every stage was settled once, or after `within_s`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while not self.is_settled:
-                    await asyncio.sleep(_POLL_S)
+                await asyncio.gather(*(stage.settled.wait() for stage in self.by_name.values()))
 
     @property
     def has_room(self) -> bool:

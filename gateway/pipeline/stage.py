@@ -83,6 +83,7 @@ class Stage:
     Attributes:
         replicas: by address.
         info: of its replicas; None until one was found serving.
+        settled: set when `is_settled` was first true.
         sources, readers: stages whose streams it reads, and that read its own.
         reads_text: the gateway brings it the text of another stage.
     """
@@ -98,6 +99,7 @@ class Stage:
         self.reads_text = config.kind == "talker" and config.reads == "text"
         self.replicas: dict[str, Replica] = {}
         self.info: server_info_pb2.GetServerInfoResponse | None = None
+        self.settled = asyncio.Event()
         self.sources: list[Stage] = []
         self.readers: list[Stage] = []
         self._channels = channels or Channels()
@@ -254,6 +256,8 @@ class Stage:
         states = ["serving" if replica.serving else "refused" if replica.healthy else "down" for replica in replicas]
         for state in ("serving", "refused", "down"):
             metrics.REPLICAS.labels(self.name, state).set(states.count(state))
+        if self._timing is not None and self.is_settled:
+            self.settled.set()
         for reader in self.readers:
             reader._changed()
 

@@ -43,8 +43,8 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _pipeline(directory: Path, checkpoint: Path) -> Path:
-    """Qwen3-Omni's for a random checkpoint: its texts end after some words, as by themselves, and its speech after 24 s,
-    which is never said to be the end before. A free core takes two seconds for them: the user has interrupted by then."""
+    """Qwen3-Omni's for a random checkpoint: its texts end after some words, as by themselves, and its speech after
+    24 s, which is never said to be the end before. A free core takes two seconds for them: so the user interrupts."""
     vocabulary = AutoTokenizer.from_pretrained(checkpoint).get_vocab()
     texts = [text for text in vocabulary if text.isascii() and (text[-1].isupper() or text[:-1].startswith("<"))]
     pipeline = yaml.safe_load(PIPELINE.read_text())

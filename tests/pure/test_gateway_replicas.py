@@ -110,7 +110,9 @@ async def test_a_name_that_never_resolves_is_named():
     names = NameServer()
     stage = Stage("thinker", ThinkerStage(kind="thinker", address=f"{NAME}:1"), names)
     watch = asyncio.create_task(stage.watch(0.05, INTERVAL_S, HEALTH_TIMEOUT_S))
-    await until(lambda: "no such name" in stage.state)
+    async with asyncio.timeout(60):
+        await stage.settled.wait()
+    assert "no such name" in stage.state
     assert NAME in stage.state
     with pytest.raises(Unavailable, match="not serving"):
         stage.choose()
