@@ -40,7 +40,7 @@ CODE2WAV_FRAME_SIZES = 5  # 1 to 16 frames a step
 CODE2WAV_STEP_BYTES = 80 * MIB
 CODE2WAV_STREAM_BYTES = 8 * MIB  # convolutions' and attention's past of one stream
 
-OTHERS = ("talker", "code2wav", "encoder", "dit")  # what the thinker shares GPUs with
+OTHERS = ("talker", "code2wav", "asr", "encoder", "dit")  # what the thinker shares GPUs with
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Demand:
         talker_positions: longest prompt plus frames of an answer.
         decoder_streams: of code2wav; None: `streams`.
         kv_cache_bytes: of the thinker; None: what the others leave.
-        diffusion: bytes that dit and encoder take, by the kind.
+        fixed: bytes of stages that take what they need, whatever else is there: dit, encoder, asr.
+        asr_kv_cache_bytes, asr_context_tokens: of the thinker that only writes down speech, in its `fixed`.
         dit_gpus: that the dit's ranks are on, the first ones.
         max_loras, max_lora_rank, adapted: adapters of a step of the thinker, their highest rank, and vLLM's names of
             the layers that they may change.
@@ -89,7 +90,9 @@ class Demand:
     talker_positions: int = 8192
     decoder_streams: int | None = None
     kv_cache_bytes: int | None = None
-    diffusion: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    asr_kv_cache_bytes: int = 0
+    asr_context_tokens: int = 0
     dit_gpus: int = 1
     max_loras: int = 0
     max_lora_rank: int = 16
@@ -167,6 +170,11 @@ def share_out(sizes: Sizes, gpus: Gpus, demand: Demand, layout: Layout = Layout(
         settings["TALKER_MAX_CONTEXT_POSITIONS"] = str(demand.talker_positions)
     if "code2wav" in sizes.weights:
         settings["CODE2WAV_MAX_RUNNING_REQUESTS"] = str(demand.decoded_streams)
+    if "asr" in demand.fixed:
+        share = (demand.fixed["asr"] - CONTEXT_BYTES) / gpus.memory[layout.others["asr"][0]]
+        settings["ASR_GPU_MEMORY_UTILIZATION"] = f"{math.ceil(share * 1000) / 1000:.3f}"
+        settings["ASR_KV_CACHE_BYTES"] = str(demand.asr_kv_cache_bytes)
+        settings["ASR_MAX_CONTEXT_TOKENS"] = str(demand.asr_context_tokens)
     if "thinker" not in sizes.weights:
         return Budget(gpus, layout, others, 0, settings)
     tightest = min(layout.thinker, key=lambda gpu: left[gpu])
@@ -234,7 +242,7 @@ def scaled(size: int, weights: int, large: int) -> int:
 def other_shares(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
     """Of all stages but the thinker."""
     shares = [_SHARES[stage](sizes, demand, layout.others[stage]) for stage in _SHARES if stage in sizes.weights]
-    for stage, size in demand.diffusion.items():
+    for stage, size in demand.fixed.items():
         shares.append(Share(stage, layout.others[stage], 0, 0, size, "weights and working together"))
     return tuple(shares)
 

@@ -40,7 +40,7 @@ def check(options: LaunchOptions, stages: Sequence[PlannedStage], *, starts: boo
     for kind in {stage.kind for stage in stages}:
         check_machine(kind)
     for stage in stages:
-        check_model(*options.model_of(stage.kind), stage.kind, answers=stage.answers)
+        check_model(*options.model_of(stage.part), stage.kind, answers=stage.answers, hears=stage.is_asr)
     _check_settings(options, stages)
     _check_files(options)
     if options.has_gateway and starts:
@@ -49,18 +49,18 @@ def check(options: LaunchOptions, stages: Sequence[PlannedStage], *, starts: boo
         _check_memory({stage.model for stage in stages})
 
 
-def check_model(flag: str, model: str, kind: str, *, answers: bool = True) -> None:
-    """Raises UsageError; LaunchError: the disk is full. `answers`: whether a thinker has to."""
+def check_model(flag: str, model: str, kind: str, *, answers: bool = True, hears: bool = False) -> None:
+    """Raises UsageError; LaunchError: the disk is full. `answers`, `hears`: whether a thinker has to."""
     folder = Path(resolve(model))
     try:
         if folder.is_dir():
-            _check_config(model, kind, folder, answers)
+            _check_config(model, kind, folder, answers, hears)
             for file in sorted(folder.rglob("*.safetensors")):
                 read_header(file)
         elif _HUB_ID.fullmatch(model):
             config = check_hub(flag, model, "model_index.json" if kind in DIFFUSION else "config.json")
             if config is not None and kind not in DIFFUSION:
-                _check_config(model, kind, config.parent, answers)
+                _check_config(model, kind, config.parent, answers, hears)
         else:
             raise ValueError(f"there is no such directory, and a hub id is NAMESPACE/NAME; with Quartet comes {OMNI}")
     except OSError as error:
@@ -69,7 +69,7 @@ def check_model(flag: str, model: str, kind: str, *, answers: bool = True) -> No
         raise UsageError(f"{flag} {model}: {error}") from None
 
 
-def _check_config(model: str, kind: str, folder: Path, answers: bool) -> None:
+def _check_config(model: str, kind: str, folder: Path, answers: bool, hears: bool) -> None:
     """Raises OSError, ValueError."""
     if kind in DIFFUSION:
         if not is_diffusion(model):
@@ -82,7 +82,11 @@ def _check_config(model: str, kind: str, folder: Path, answers: bool) -> None:
         raise ValueError(f"this checkpoint has no {kind}{served}")
     if kind == "thinker" and answers and family.only_transcribes(config):
         does = f"config.json's architecture is {config['architectures'][0]}, which {TRANSCRIBES}"
-        raise ValueError(f"{does}; leave out --pipeline and --talker-model, or give a model that answers in text")
+        others = "--pipeline, --asr-model and --talker-model"
+        raise ValueError(f"{does}; leave out {others}, or give a model that answers in text")
+    if hears and not family.may_hear(config):
+        does = f"config.json's architecture is {config['architectures'][0]}, which reads texts alone"
+        raise ValueError(f"{does}; give a model that writes down speech, such as Whisper")
 
 
 def check_machine(kind: str) -> None:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
-from cli.budget import CONTEXT_BYTES, GIB, MIB, Budget, Demand, Gpus, scaled
+from cli.budget import CONTEXT_BYTES, GIB, MIB, THINKER_LARGE_BYTES, THINKER_STEP_BYTES, Budget, Demand, Gpus, scaled
 from cli.budget_report import GPUS, MOST_GPUS, flag, settings_by_stage, share_lines
 from cli.check import check, stage_settings
 from cli.gpus import gpus
 from cli.layouts import LayoutError, best
-from cli.plan import DIFFUSION, LaunchError, LaunchOptions, PlannedStage, stages_to_start
+from cli.plan import ASR, DIFFUSION, LaunchError, LaunchOptions, PlannedStage, stages_to_start
 from cli.sizes import BudgetError, TooLittleMemory, pipeline_weights, read_sizes
 from services.registry import STAGES
 from services.sizes import Sizes
@@ -20,6 +20,8 @@ from services.thinker.lora_targets import adapted_layers
 DIT_STEP_BYTES = 3 * GIB  # activations of an image of 1024 x 1024 pixels, and of its decoding
 ENCODER_STEP_BYTES = GIB
 DIFFUSION_LARGE_BYTES = 2 * GIB  # pipelines with less take less for a step, down to a tenth
+ASR_SOUNDS = 8  # written down at a time
+ASR_SOUND_TOKENS = (2048, 4096)  # of a sound and its words: Whisper's 1,500 and 448; those of other models, at most
 _ANY_GPU = ("auto", "cuda")
 THINKER_MEMORY = ("gpu_memory_utilization", "kv_cache_bytes")
 # Smaller and smaller loads to suggest, if one does not fit: (streams, talker positions, context tokens).
@@ -41,7 +43,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """Shares of GPUs; `flags` are those of each stage, by its kind, that nobody has set."""
+    """Shares of GPUs; `flags` are those of each stage, by its part, that nobody has set."""
 
     budget: Budget
     flags: Mapping[str, Sequence[str]]
@@ -61,13 +63,13 @@ def share_gpus(stages: Sequence[PlannedStage], there: Gpus) -> Launch:
     """Raises LaunchError: the stages do not fit on the GPUs that are there."""
     if not there.memory:
         return Launch(stages)
-    settings = {stage.kind: stage_settings(stage.kind, stage.model, stage.flags) for stage in stages}
+    settings = {stage.part: stage_settings(stage.kind, stage.model, stage.flags) for stage in stages}
     try:
         found = planned(settings, there, thinker_on_cpu=vllm_is_for_cpus())
     except TooLittleMemory as error:
         if not sets_thinker_memory(settings):
             raise LaunchError(str(error)) from None
-        beside = {kind: each for kind, each in settings.items() if kind != "thinker"}
+        beside = {part: each for part, each in settings.items() if part != "thinker"}
         found = planned(beside, Gpus.alike(1 << 60, len(there.memory)), thinker_on_cpu=True)
         return Launch(_with_flags(stages, found), (f"note: by an estimate on the safe side {error}",))
     except LayoutError as error:
@@ -90,20 +92,19 @@ def _with_flags(stages: Sequence[PlannedStage], found: Plan | None) -> Sequence[
     """`stages` with the flags of the plan last, which win over a --device=auto."""
     if found is None:
         return stages
-    return [replace(stage, flags=[*stage.flags, *found.flags.get(stage.kind, ())]) for stage in stages]
+    return [replace(stage, flags=[*stage.flags, *found.flags.get(stage.part, ())]) for stage in stages]
 
 
 def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -> Plan | None:
-    """Shares for stages with these settings, by their kinds, on one GPU or more; None: none of them is on a GPU.
+    """Shares for stages with these settings, by their parts, on one GPU or more; None: none of them is on a GPU.
 
     Raises:
         TooLittleMemory: they do not fit; says the smallest change that does.
         LayoutError: the devices that are set are impossible.
         BudgetError: the model's sizes cannot be read.
     """
-    on_gpus = {kind: each for kind, each in settings.items() if each.device != "cpu"}
-    if thinker_on_cpu:
-        on_gpus.pop("thinker", None)
+    on_cpus = ("thinker", ASR) if thinker_on_cpu else ()
+    on_gpus = {part: each for part, each in settings.items() if each.device != "cpu" and part not in on_cpus}
     if not on_gpus:
         return None
     demand, sizes, pinned = _demand(on_gpus), _sizes(on_gpus), _pinned(on_gpus, len(there.memory))
@@ -113,7 +114,7 @@ def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -
     except TooLittleMemory as error:
         remedies = _remedies(sizes, there, demand, ranks, pinned, settings)
         raise TooLittleMemory(error.lack, next(remedies, "take a smaller model"), error.short_bytes) from None
-    flags = {kind: list(_flags(budget, kind, each, demand)) for kind, each in on_gpus.items()}
+    flags = {part: list(_flags(budget, part, each, demand)) for part, each in on_gpus.items()}
     return Plan(budget, flags)
 
 
@@ -166,16 +167,32 @@ def _demand(settings: Mapping[str, Any]) -> Demand:
     weights = {kind: pipeline_weights(settings[kind].model) for kind in sorted(DIFFUSION & settings.keys())}
     sizes = {kind: _encoder_bytes(each) for kind, each in weights.items() if kind == "encoder"}
     sizes |= {kind: dit_bytes(each, settings[kind]) for kind, each in weights.items() if kind == "dit"}
+    asr_kv_cache_bytes, asr_context_tokens = 0, 0
+    if ASR in settings:
+        sizes[ASR], asr_kv_cache_bytes, asr_context_tokens = _asr_demand(settings[ASR])
     return Demand(
         _set(talker, "max_running_requests") or default.streams,
         _set(thinker, "max_context_tokens") or default.context_tokens,
         _set(talker, "max_context_positions") or default.talker_positions,
         decoder_streams=_set(settings.get("code2wav"), "max_running_requests"),
         kv_cache_bytes=_set(thinker, "kv_cache_bytes"),
-        diffusion=sizes,
+        fixed=sizes,
+        asr_kv_cache_bytes=asr_kv_cache_bytes,
+        asr_context_tokens=asr_context_tokens,
         dit_gpus=settings["dit"].parallel_devices if "dit" in settings else 1,
         **_adapters(thinker),
     )
+
+
+def _asr_demand(settings: Any) -> tuple[int, int, int]:
+    """Bytes that a thinker which only writes down speech takes, those of its KV cache, and the tokens of a request.
+    Raises BudgetError."""
+    sizes = read_sizes(settings.model)
+    least, most = ASR_SOUND_TOKENS
+    context = _set(settings, "max_context_tokens") or min(sizes.max_context_tokens or most, most)
+    cache = _set(settings, "kv_cache_bytes") or ASR_SOUNDS * max(least, context) * sizes.kv_per_token
+    weights = sizes.weights["thinker"]
+    return weights + scaled(THINKER_STEP_BYTES, weights, THINKER_LARGE_BYTES) + CONTEXT_BYTES + cache, cache, context
 
 
 def _adapters(thinker: Any) -> dict[str, Any]:
@@ -210,7 +227,7 @@ def _pinned(settings: Mapping[str, Any], count: int) -> dict[str, int]:
     for kind, each in settings.items():
         device = each.device
         name, _, number = device.partition(":")
-        if device == "auto" or (device == "cuda" and kind in ("thinker", "dit")):  # which may be on several
+        if device == "auto" or (device == "cuda" and kind in ("thinker", ASR, "dit")):  # which may be on several
             continue
         if kind == "dit" and each.parallel_devices > 1:
             raise LayoutError(f"dit: --device={device} is one GPU, and context_parallel needs several; give cuda")
@@ -239,7 +256,7 @@ def _remedies(
     if "dit" in settings and settings["dit"].offload == "none":
         offloading = settings["dit"].model_copy(update={"offload": "model"})
         moved = dit_bytes(pipeline_weights(offloading.model), offloading)
-        if _fits(sizes, there, replace(demand, diffusion={**demand.diffusion, "dit": moved}), ranks, pinned):
+        if _fits(sizes, there, replace(demand, fixed={**demand.fixed, "dit": moved}), ranks, pinned):
             yield "this fits: --dit-arg=--offload=model"
     if demand.max_loras > 1 and _fits(sizes, there, replace(demand, max_loras=1), ranks, pinned):
         yield "this fits: --thinker-arg=--max-loras=1"
@@ -280,7 +297,7 @@ def _fits(sizes: Sizes, there: Gpus, *demand: Any) -> bool:
     return True
 
 
-def _flags(budget: Budget, kind: str, settings: Any, demand: Demand) -> Iterator[str]:
+def _flags(budget: Budget, part: str, settings: Any, demand: Demand) -> Iterator[str]:
     """Flags for what is neither set nor the default already."""
     left_out = {name for name in settings.model_fields_set if name != "device" or settings.device not in _ANY_GPU}
     if "gpu_memory_utilization" in left_out and "kv_cache_bytes" not in left_out:
@@ -288,7 +305,7 @@ def _flags(budget: Budget, kind: str, settings: Any, demand: Demand) -> Iterator
     elif demand.kv_cache_bytes is not None and budget.context_tokens < demand.context_tokens:
         left_out.add("max_context_tokens")
     defaults = {"device": "cuda:0", "tensor_parallel_size": "1"}
-    for name, value in settings_by_stage(budget).get(kind, {}).items():
+    for name, value in settings_by_stage(budget).get(part, {}).items():
         if name not in left_out and defaults.get(name) != value:
             yield flag(name, value)
 

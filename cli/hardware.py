@@ -65,7 +65,7 @@ def budget(
         streams,
         context_tokens,
         talker_positions,
-        diffusion={"dit": int(dit_gib * GIB)} if dit_gib else {},
+        fixed={"dit": int(dit_gib * GIB)} if dit_gib else {},
         max_loras=loras,
         max_lora_rank=lora_rank,
         adapted=(*LINEAR, *(EXPERTS if lora_experts else ())),

@@ -27,7 +27,7 @@ def layouts(
     pinned, count = pinned or {}, len(gpus.memory)
     if demand.dit_gpus > count:
         raise LayoutError(f"dit: context_parallel needs {demand.dit_gpus} GPUs, of which there are {count}")
-    others = [stage for stage in OTHERS if stage in sizes.weights or stage in demand.diffusion]
+    others = [stage for stage in OTHERS if stage in sizes.weights or stage in demand.fixed]
     if "thinker" not in sizes.weights:
         for places in _places(others, gpus.roomiest, sizes, gpus, demand, pinned) if others else ():
             yield Layout((), places)

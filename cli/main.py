@@ -88,6 +88,9 @@ def up(
     port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
     pipeline: Pipeline = None,
     dit_model: Annotated[str | None, typer.Option(help="the dit's checkpoint, beside stages of other kinds")] = None,
+    asr_model: Annotated[
+        str | None, typer.Option(help="checkpoint that writes down what --model is to hear, e.g. a Whisper")
+    ] = None,
     talker_model: Annotated[
         str | None, typer.Option(help="checkpoint of a voice that speaks what --model writes, e.g. a Qwen3-TTS")
     ] = None,
@@ -97,6 +100,7 @@ def up(
     verbose: Verbose = False,
     plan: ShowPlan = False,
     thinker_arg: StageFlags = None,
+    asr_arg: StageFlags = None,
     talker_arg: StageFlags = None,
     code2wav_arg: StageFlags = None,
     dit_arg: StageFlags = None,
@@ -109,7 +113,7 @@ def up(
     tls_server_name: TlsServerName = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.plan import GATEWAY, LaunchOptions, Tls, demo_options, pipeline_for
+    from cli.plan import ASR, GATEWAY, LaunchOptions, Tls, demo_options, pipeline_for
     from cli.up import serve, show
     from gateway.pipeline.kinds import KINDS
 
@@ -118,17 +122,18 @@ def up(
         "port": port,
         "run_directory": run_dir,
         "verbose": verbose,
-        "stage_arguments": {kind: ctx.params[f"{kind}_arg"] or [] for kind in (*KINDS, GATEWAY)},
+        "stage_arguments": {part: ctx.params[f"{part}_arg"] or [] for part in (*KINDS, ASR, GATEWAY)},
         "tls": Tls(tls_cert, tls_key, tls_ca, tls_server_name),
         "api_keys_file": api_keys_file,
     }
     if (model := at_revision(model, revision)) is None:
-        if talker_model is not None:
-            raise typer.BadParameter("needs --model, the checkpoint that writes", param_hint="--talker-model")
+        for hint, given_model in (("--talker-model", talker_model), ("--asr-model", asr_model)):
+            if given_model is not None:
+                raise typer.BadParameter("needs --model, the checkpoint that writes", param_hint=hint)
         options = demo_options(pipeline, dit_model, **others)
     else:
-        others |= {"dit_model": dit_model, "talker_model": talker_model}
-        options = LaunchOptions(model, pipeline=pipeline or pipeline_for(model, talker_model), **others)
+        others |= {"dit_model": dit_model, "talker_model": talker_model, "asr_model": asr_model}
+        options = LaunchOptions(model, pipeline=pipeline or pipeline_for(model, talker_model, asr_model), **others)
     if plan:
         show(options)
     else:

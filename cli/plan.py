@@ -12,15 +12,17 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.yaml_source import YamlError
 from services.demo_models import OMNI, PAINTER, resolve
-from services.registry import family_of, read_config
+from services.registry import TEXT_PIPELINE, TRANSCRIPTION_PIPELINE, family_of, read_config
 
 PIPELINE = SHIPPED / "qwen3-omni.yaml"
 DIT_PIPELINE = SHIPPED / "dit.yaml"
 OMNI_DIT_PIPELINE = SHIPPED / "qwen3-omni-dit.yaml"
 VOICED_PIPELINE = SHIPPED / "llm-tts.yaml"
+TRANSCRIBED_PIPELINES = {True: SHIPPED / "asr-llm-tts.yaml", False: SHIPPED / "asr-llm.yaml"}  # with a voice, without
 GATEWAY = "gateway"  # the process beside the stages
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 SPEECH = frozenset({"talker", "code2wav"})
+ASR = "asr"  # the part of a thinker that only writes down speech, beside one that answers
 
 
 class LaunchError(CommandError):
@@ -60,8 +62,9 @@ class LaunchOptions:
         host, port: of the HTTP API.
         pipeline: a file, or the name of a shipped one.
         run_directory: gets the logs and state.json; None: a temporary one.
-        stage_arguments: further flags by the kind of stage, or "gateway".
+        stage_arguments: further flags by the part of a stage, or "gateway".
         dit_model: checkpoint of the diffusion stages beside others.
+        asr_model: checkpoint of a thinker that writes down what the model of the answers hears.
         talker_model: checkpoint of talker and code2wav, which speak the text of another model.
         temporary: gets temporary files and is removed however the system ends; may hold the run directory.
         verbose: adds the log's end to a failed start's error.
@@ -74,6 +77,7 @@ class LaunchOptions:
     run_directory: Path | None = None
     stage_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
     dit_model: str | None = None
+    asr_model: str | None = None
     talker_model: str | None = None
     tls: Tls = field(default_factory=Tls)
     api_keys_file: Path | None = None
@@ -84,12 +88,14 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         self.pipeline = pipeline_file(self.pipeline)
 
-    def model_of(self, kind: str) -> tuple[str, str]:
-        """(the option that names it, the checkpoint) of a stage of `kind`."""
-        if kind in DIFFUSION and self.dit_model is not None:
+    def model_of(self, part: str) -> tuple[str, str]:
+        """(the option that names it, the checkpoint) of a stage that is this part."""
+        if part in DIFFUSION and self.dit_model is not None:
             return "--dit-model", self.dit_model
-        if kind in SPEECH and self.talker_model is not None:
+        if part in SPEECH and self.talker_model is not None:
             return "--talker-model", self.talker_model
+        if part == ASR and self.asr_model is not None:
+            return "--asr-model", self.asr_model
         return "--model", self.model
 
     @property
@@ -120,13 +126,25 @@ def _config_of(pipeline: Path) -> PipelineConfig:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """`flags` are those beside model and ports; `answers`: whether a thinker has to."""
+    """One to start.
+
+    Attributes:
+        flags: those beside model and ports.
+        answers: whether a thinker has to.
+        is_asr: whether it is a thinker that only writes down speech, beside one that answers.
+    """
 
     name: str
     kind: str
     model: str
     flags: Sequence[str]
     answers: bool = True
+    is_asr: bool = False
+
+    @property
+    def part(self) -> str:
+        """By which options name it: ASR, or its kind."""
+        return ASR if self.is_asr else self.kind
 
 
 def is_diffusion(model: str) -> bool:
@@ -134,18 +152,30 @@ def is_diffusion(model: str) -> bool:
     return (Path(resolve(model)) / "model_index.json").is_file()
 
 
-def pipeline_for(model: str, talker_model: str | None = None) -> Path:
-    """Returns a checkpoint's pipeline file; Qwen3-Omni's if config.json cannot be read."""
+def pipeline_for(model: str, talker_model: str | None = None, asr_model: str | None = None) -> Path:
+    """Returns a checkpoint's pipeline file; Qwen3-Omni's if config.json cannot be read. Raises LaunchError: the model
+    speaks, and `asr_model` is given."""
     if talker_model is not None:
-        return VOICED_PIPELINE
+        return VOICED_PIPELINE if asr_model is None else TRANSCRIBED_PIPELINES[True]
+    own = _own_pipeline(model)
+    if asr_model is None:
+        return own or PIPELINE
+    if own is not None and own.name not in (TEXT_PIPELINE, TRANSCRIPTION_PIPELINE):
+        reason = f"{model} is served by {own.stem}, where no model only writes down speech; leave it out, or give a"
+        raise LaunchError(f"--asr-model: {reason} --pipeline whose outputs.transcript is a stage of its own")
+    return TRANSCRIBED_PIPELINES[False]
+
+
+def _own_pipeline(model: str) -> Path | None:
     folder = Path(resolve(model))
     try:
         if is_diffusion(model):
             return DIT_PIPELINE
         config = read_config(folder if folder.is_dir() else hub.fetched(model, "config.json").parent)
-        return SHIPPED / (family_of(config).pipeline_of(config) or PIPELINE)
+        named = family_of(config).pipeline_of(config)
+        return SHIPPED / named if named else None
     except Exception:  # the hub's client and its HTTP library have errors of their own; `check` says what is wrong
-        return PIPELINE
+        return None
 
 
 def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
@@ -153,22 +183,24 @@ def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
     planned: dict[str, PlannedStage] = {}
     config = _config_of(options.pipeline)
     stages, answers = config.stages, config.outputs.text is not None
-    _check_options(options, {stage.kind for stage in stages.values()})
+    parts = {name: ASR if name == config.listener else stage.kind for name, stage in stages.items()}
+    _check_options(options, set(parts.values()))
     _check_voice(options, stages.values())
     for name, stage in stages.items():
         if name == GATEWAY or "/" in name:  # names are those of logs, too
             raise LaunchError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
-        if stage.kind in planned:
+        if (part := parts[name]) in planned:
             raise LaunchError(
-                f"--pipeline: {options.pipeline}: {planned[stage.kind].name} and {name} are both of kind {stage.kind}, "
+                f"--pipeline: {options.pipeline}: {planned[part].name} and {name} are both of kind {stage.kind}, "
                 "but `quartet up` has one checkpoint for each kind; start the stages yourself, by "
                 f"`python -m services.{stage.kind}`"
             )
-        _, model = options.model_of(stage.kind)
+        _, model = options.model_of(part)
         reads_encoder = stage.kind == "dit" and stage.source is not None
         encoders = ["--encoders", "stream"] if reads_encoder else []
-        flags = [*options.tls.flags, *encoders, *options.stage_arguments.get(stage.kind, ())]
-        planned[stage.kind] = PlannedStage(name, stage.kind, model, flags, answers)
+        flags = [*options.tls.flags, *encoders, *options.stage_arguments.get(part, ())]
+        is_asr = part == ASR
+        planned[part] = PlannedStage(name, stage.kind, model, flags, answers and not is_asr, is_asr)
     return list(planned.values())
 
 
@@ -182,14 +214,21 @@ def _check_voice(options: LaunchOptions, stages: Iterable[StageConfig]) -> None:
         raise LaunchError(f"--talker-model: {options.pipeline} {reason}")
 
 
-def _check_options(options: LaunchOptions, kinds: set[str]) -> None:
-    diffusion, file = kinds & DIFFUSION, options.pipeline
-    if options.dit_model is None and diffusion and kinds - DIFFUSION:
+def _check_options(options: LaunchOptions, parts: set[str]) -> None:
+    diffusion, file = parts & DIFFUSION, options.pipeline
+    if options.asr_model is None and ASR in parts:
+        reason = f"missing; {file} has a thinker for outputs.transcript beside that of outputs.text"
+        raise LaunchError(f"--asr-model: {reason}")
+    if options.asr_model is not None and ASR not in parts:
+        reason = f"{file} has no thinker that only writes down speech; leave it out, or leave out --pipeline"
+        raise LaunchError(f"--asr-model: {reason}")
+    if options.dit_model is None and diffusion and parts - DIFFUSION:
         raise LaunchError(f"--dit-model: missing; {file} has a dit beside the stages that --model is for")
     if options.dit_model is not None and not diffusion:
         raise LaunchError(f"--dit-model: {file} has no stage of kind dit; leave it out")
-    if options.dit_model is not None and not kinds - DIFFUSION:
+    if options.dit_model is not None and not parts - DIFFUSION:
         raise LaunchError(f"--dit-model: {file} has no stages but the dit's; name its checkpoint by --model")
-    for kind, arguments in options.stage_arguments.items():
-        if arguments and kind not in kinds and kind != GATEWAY:
-            raise LaunchError(f"--{kind}-arg: {file} has no stage of kind {kind}; leave it out")
+    for part, arguments in options.stage_arguments.items():
+        if arguments and part not in parts and part != GATEWAY:
+            what = "thinker that only writes down speech" if part == ASR else f"stage of kind {part}"
+            raise LaunchError(f"--{part}-arg: {file} has no {what}; leave it out")

@@ -27,8 +27,10 @@ class Setup(TypedDict, total=False):
     Attributes:
         pipeline: YAML file, or name of a shipped one; default: that of the model's family, or of `address`.
         dit_model: checkpoint of a dit beside other stages.
+        asr_model: checkpoint of a thinker that writes down what the model is to hear.
         talker_model: checkpoint of a voice that speaks what the model writes.
         stages: settings of stages to start, by kind: {"thinker": {"max_context_tokens": 8192}}; see docs/services.md.
+            "asr" are those of the thinker that `asr_model` is for.
         run_directory: for logs and state.json; default: a temporary one.
         address: running stages: {"thinker": "host:port", ...} by name, or a directory of `quartet up --run-dir`.
         tls: certificates for the stages.
@@ -38,6 +40,7 @@ class Setup(TypedDict, total=False):
 
     pipeline: str | Path
     dit_model: str
+    asr_model: str
     talker_model: str
     stages: Mapping[str, Mapping[str, Any]]
     run_directory: str | Path
@@ -111,7 +114,7 @@ def deployment_for(model: str | os.PathLike[str] | None, setup: Setup) -> Deploy
     with as_start_errors():
         if model is not None:
             return _new_deployment(os.fspath(model), setup, tls, named)
-        for name in ("dit_model", "talker_model", "stages", "run_directory"):
+        for name in ("dit_model", "asr_model", "talker_model", "stages", "run_directory"):
             if name in setup:
                 raise StartError(f"{name}: only for stages that are started; leave it out beside address", name)
         assert address is not None
@@ -123,12 +126,14 @@ def deployment_for(model: str | os.PathLike[str] | None, setup: Setup) -> Deploy
 
 def _new_deployment(model: str, setup: Setup, tls: Tls, named: str | Path | None) -> Deployment:
     run_directory = setup.get("run_directory")
+    others = setup.get("talker_model"), setup.get("asr_model")
     options = LaunchOptions(
         model,
-        pipeline=Path(named) if named is not None else pipeline_for(model, setup.get("talker_model")),
+        pipeline=pipeline_for(model, *others) if named is None else Path(named),
         run_directory=None if run_directory is None else Path(run_directory),
         stage_arguments={kind: _flags(kind, settings) for kind, settings in (setup.get("stages") or {}).items()},
         dit_model=setup.get("dit_model"),
+        asr_model=setup.get("asr_model"),
         talker_model=setup.get("talker_model"),
         tls=tls,
         has_gateway=False,

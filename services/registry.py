@@ -73,6 +73,11 @@ class Family:
         found = getattr(importlib.import_module(self._module()), "only_transcribes", None)
         return found is not None and found(config)
 
+    def may_hear(self, config: Mapping[str, Any]) -> bool:
+        """Whether the thinker of a checkpoint with this config.json takes sounds, as far as that tells."""
+        found = getattr(importlib.import_module(self._module()), "may_hear", None)
+        return found is None or found(config)
+
     def _module(self, *part: str) -> str:
         """Name of the module `part`; without one, of the package."""
         return ".".join([self.package or f"{_FOLDER}.{self.name}", *part])

@@ -18,6 +18,7 @@ from gateway.answers.request import (
     ToolChoice,
 )
 from gateway.answers.sampling import sampling_of, talker_sampling
+from gateway.answers.transcription.heard import hears, transcripts_of
 from gateway.errors import ApiError, invalid
 from gateway.media.check import MediaFile, load_media
 from gateway.media.kept import MediaName
@@ -33,8 +34,8 @@ _FOR_WRITERS = (
     *OF_ONE_TEXT,
 )
 
-# A media part's message to the thinker, and its file.
-Pending = tuple[media_pb2.Media, MediaFile]
+# A part with media of a message to the thinker, and its file.
+Pending = tuple[thinker_pb2.ContentPart, MediaFile]
 
 
 async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: str, owner: str | None) -> list[Job]:
@@ -50,7 +51,7 @@ async def to_jobs(gateway: Gateway, request: ChatCompletionRequest, request_id: 
         starts, media, most_bytes = speech(await _say(gateway, request, text, owner)), [], 0
     else:
         spoken = await _speech(gateway, request, owner)
-        start, media = await _generate(gateway, request, owner)
+        start, media = await _generate(gateway, request, request_id, owner)
         starts = {"thinker": start, **spoken.starts}
         most_bytes = spoken.utterance_bytes
     count = 1 if request.use_beam_search else request.n or 1
@@ -148,7 +149,7 @@ def media_file(part: conversation.MediaPart, field: str, owner: str | None) -> M
 
 
 async def _generate(
-    gateway: Gateway, request: ChatCompletionRequest, owner: str | None
+    gateway: Gateway, request: ChatCompletionRequest, request_id: str, owner: str | None
 ) -> tuple[thinker_pb2.GenerateStart, list[bytes]]:
     """(start message of the thinker, files that follow it)."""
     most = request.max_completion_tokens
@@ -164,7 +165,7 @@ async def _generate(
     request.choose_frames(start)
     request.search(start, request.n or 1)
     request.tell(start)
-    late_media = await attach_media(gateway, pending)
+    late_media = await attach_media(gateway, pending, request_id, owner)
     refuse_large(start, "messages")
     return start, late_media
 
@@ -237,7 +238,7 @@ def _fill_message(
         else:
             file = media_file(part, field, owner)
             media = media_pb2.Media(kind=f"MEDIA_KIND_{file.kind.upper()}", field=field)
-            pending.append((result.content.add(media=media).media, file))
+            pending.append((result.content.add(media=media), file))
     if isinstance(message, conversation.AssistantMessage):
         if message.audio and not message.content:
             transcript = gateway.transcripts.get(message.audio.id)
@@ -267,10 +268,17 @@ def fill_tools(start: thinker_pb2.GenerateStart, tools: Sequence[AnyTool] | None
         start.tool_choice.CopyFrom(thinker_pb2.ToolChoice(mode=f"MODE_{choice.type.upper()}", name=name))
 
 
-async def attach_media(gateway: Gateway, pending: list[Pending]) -> list[bytes]:
-    """Loads the files and puts them into their messages; returns those that follow in chunks. Raises ApiError."""
+async def attach_media(gateway: Gateway, pending: Sequence[Pending], request_id: str, owner: str | None) -> list[bytes]:
+    """Loads the files and puts them into their messages; returns those that follow in chunks. A thinker that does not
+    hear reads what is said in sounds, if another model can tell. Raises ApiError."""
     await load_media(gateway.fetcher, [file for _, file in pending])
-    return attach([(message, file.content) for message, file in pending])
+    if not hears(gateway):
+        sounds = [(part, file) for part, file in pending if file.kind == "audio"]
+        pending = [(part, file) for part, file in pending if file.kind != "audio"]
+        said = await transcripts_of(gateway, [file for _, file in sounds], request_id, owner)
+        for (part, _), text in zip(sounds, said, strict=True):
+            part.text = text
+    return attach([(part.media, file.content) for part, file in pending])
 
 
 def attach(media: Sequence[tuple[media_pb2.Media, bytes]]) -> list[bytes]:

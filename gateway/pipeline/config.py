@@ -109,6 +109,12 @@ class PipelineConfig(Strict):
         return next(name for name in chain if KINDS[self.stages[name].kind].is_model)
 
     @property
+    def listener(self) -> str | None:
+        """Name of a stage that only writes down speech, beside one that answers."""
+        name = self.outputs.transcript
+        return None if self.outputs.text is None or name in self.answer else name
+
+    @property
     def made(self) -> list[Output]:
         return [output for output in OUTPUTS if getattr(self.outputs, output) is not None]
 

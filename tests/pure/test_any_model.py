@@ -104,6 +104,8 @@ def test_a_tokenizer_that_is_code_is_not_run(tmp_path: Path) -> None:
 def test_what_vllm_runs_is_served_as_text(architecture: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "x", "architectures": [architecture]}))
     assert pipeline_for(str(tmp_path)).name == "text.yaml"
+    assert pipeline_for(str(tmp_path), None, "whisper").name == "asr-llm.yaml"
+    assert pipeline_for(str(tmp_path), "tts", "whisper").name == "asr-llm-tts.yaml"
     check_model("--model", str(tmp_path), "thinker")
     with pytest.raises(UsageError, match="this checkpoint has no talker: give --pipeline text"):
         check_model("--model", str(tmp_path), "talker")
@@ -116,7 +118,8 @@ def test_models_that_transcribe_have_a_pipeline_of_their_own(tmp_path: Path) -> 
     config = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert pipeline_for(str(tmp_path)).name == "transcription.yaml"
-    check_model("--model", str(tmp_path), "thinker", answers=False)
+    check_model("--model", str(tmp_path), "thinker", answers=False, hears=True)
+    assert pipeline_for(str(tmp_path), None, "whisper").name == "asr-llm.yaml"  # of which it is refused as the thinker
     does = "WhisperForConditionalGeneration, which writes down speech, and answers nothing"
     with pytest.raises(UsageError, match=rf"--model .*: config.json's architecture is {does}; leave out --pipeline"):
         check_model("--model", str(tmp_path), "thinker")

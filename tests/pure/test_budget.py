@@ -157,7 +157,7 @@ def test_room_for_adapters(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_room_for_a_dit():
-    alone, beside = (share_out(PUBLISHED, gpus(140), Demand(diffusion={"dit": gib * GIB})) for gib in (0, 20))
+    alone, beside = (share_out(PUBLISHED, gpus(140), Demand(fixed={"dit": gib * GIB})) for gib in (0, 20))
     assert beside.shares[-1].stage == "dit"
     assert taken(beside, 0) <= 0.97 * 140 * GIB
     fewer = (alone.context_tokens - beside.context_tokens) * (100 * 1024 + 12)
@@ -198,7 +198,7 @@ def test_stages_are_where_they_are_set_and_the_others_where_there_is_room():
     assert set(pinned.others.values()) == {(0,)}
     swapped = next(layouts(PUBLISHED, gpus(95, 2), SMALL, pinned={"talker": 0, "code2wav": 0}))
     assert swapped.thinker == (1,)
-    ranks = next(layouts(PUBLISHED, gpus(95, 3), Demand(diffusion={"dit": GIB}, dit_gpus=2)))
+    ranks = next(layouts(PUBLISHED, gpus(95, 3), Demand(fixed={"dit": GIB}, dit_gpus=2)))
     assert ranks.others["dit"] == (0, 1)
 
 

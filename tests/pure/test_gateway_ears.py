@@ -1,5 +1,8 @@
 """A thinker that does not hear, and another model that writes down what is said."""
 
+import base64
+from typing import Any
+
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -8,7 +11,7 @@ import soxr
 from gateway.media.encode import encode_audio
 from services.common.errors import InternalError
 from tests.support.clients.realtime_client import RealtimeClient, base64_of, session
-from tests.support.samples.espeak import recording
+from tests.support.samples.espeak import Recording, recording
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import Running, running
 
@@ -99,6 +102,38 @@ async def test_what_is_said_is_answered(gateway: Running, sentence: bytes) -> No
     assert len(gateway.scripts["ears"].requests) == 2
 
 
+async def test_a_chat_is_answered_by_what_is_said_in_it(gateway: Running) -> None:
+    """A sound that comes again is not written down again."""
+    sounds = [_part(recording(seconds, [0.2])) for seconds in (1.0, 1.5)]
+    turn = {"role": "user", "content": [{"type": "text", "text": "Listen:"}, sounds[0]]}
+    body = {"messages": [turn]}
+    answer = (await gateway.chat(body)).json()["choices"][0]["message"]["content"]
+    body["messages"] += [{"role": "assistant", "content": answer}, {"role": "user", "content": sounds[::-1]}]
+    assert (await gateway.chat(body)).status_code == 200
+    assert texts(gateway) == [["Listen:", SAID], ["Listen:", SAID, answer, SAID, SAID]]
+    assert len(gateway.scripts["ears"].requests) == 2
+    tokens = await gateway.http.post("/tokenize", json={"messages": [turn]})
+    assert tokens.status_code == 200
+    assert texts(gateway)[-1] == ["Listen:", SAID]
+    said = {"type": "message", "role": "user", "content": [sounds[1]]}
+    assert (await gateway.http.post("/v1/responses", json={"input": [said]})).status_code == 200
+    assert texts(gateway)[-1] == [SAID]
+    assert len(gateway.scripts["ears"].requests) == 2
+
+
+async def test_what_is_wrong_with_a_sound_of_a_chat_is_named(gateway: Running) -> None:
+    sound = _part(recording(3.0, [0.2]))
+    broken = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    status, error = await gateway.refusal({"messages": [{"role": "user", "content": [sound, broken]}]})
+    assert (status, error["param"]) == (400, "messages[0].content[1]")
+    gateway.scripts["ears"].error = InternalError("broken")
+    body = {"messages": [{"role": "user", "content": [sound]}]}
+    status, error = await gateway.refusal(body)
+    assert (status, error["code"]) == (500, "internal_error")
+    gateway.scripts["ears"].error = None
+    assert (await gateway.chat(body)).status_code == 200
+
+
 async def test_a_transcript_that_the_client_wants_serves_the_answer_too(gateway: Running, sentence: bytes) -> None:
     async with session(gateway) as client:
         await manual(client, transcription={"model": "whisper-1"})
@@ -133,7 +168,7 @@ async def test_both_models_have_names(gateway: Running) -> None:
     models = {each["id"]: each["quartet"] for each in (await gateway.http.get("/v1/models")).json()["data"]}
     assert list(models) == ["scripted", "scripted-ears"]
     assert (models["scripted"]["input_modalities"], models["scripted"]["output_modalities"]) == (
-        ["text", "image"],
+        ["text", "audio", "image"],
         ["text"],
     )
     ears = models["scripted-ears"]
@@ -145,6 +180,10 @@ async def test_both_models_have_names(gateway: Running) -> None:
     assert (status, error["param"]) == (400, "model")
 
 
-def _wav(samples: np.ndarray) -> bytes:
+def _part(sound: Recording) -> dict[str, Any]:
+    data = base64.b64encode(encode_audio(sound.pcm16_at(24_000), 24_000, "wav")).decode()
+    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
 
+
+def _wav(samples: np.ndarray) -> bytes:
     return encode_audio(samples.astype("<i2").tobytes(), 8_000, "wav")

@@ -18,7 +18,7 @@ from cli import check, gpu_plan
 from cli import gpus as gpu_query
 from cli.budget import CONTEXT_BYTES, GIB, MIB, THINKER_STEP_BYTES, Demand, Gpus, Layout, share_out
 from cli.budget_report import GPUS
-from cli.gpu_plan import share_gpus
+from cli.gpu_plan import ASR_SOUND_TOKENS, ASR_SOUNDS, share_gpus
 from cli.main import app
 from cli.plan import LaunchError, PlannedStage
 from cli.sizes import BudgetError
@@ -315,6 +315,20 @@ def test_a_dit_has_a_share(tmp_path: Path) -> None:
         share_gpus(painter(tmp_path), gpus(1, GIB))
     shared = [*stages("30B"), PlannedStage("encoder", "encoder", str(tmp_path), ())]
     assert any(line.startswith("encoder") for line in share_gpus(shared, gpus(1, 140 * GIB)).lines)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_ears_beside_a_thinker_have_a_share(count: int) -> None:
+    """Each is a thinker by itself; by default vLLM would take nearly all memory for one of them."""
+    gpu_bytes = GPUS["96 GB (RTX PRO 6000)"] * MIB
+    asr = PlannedStage("asr", "thinker", "3B", ["--max-context-tokens=1024"], is_asr=True)
+    launch = share_gpus([stages("7B")[0], asr], gpus(count, gpu_bytes))
+    flags = dict(flag.split("=") for flag in launch.stages[1].flags)
+    assert flags["--max-context-tokens"] == "1024"
+    assert int(flags["--kv-cache-bytes"]) == ASR_SOUNDS * ASR_SOUND_TOKENS[0] * PUBLISHED["3B"].kv_per_token
+    assert flags.get("--device") == (None if count == 1 else "cuda:1")
+    assert max(taken(launch.stages, gpu_bytes, count).values()) <= gpu_bytes
+    assert [line.split()[0] for line in launch.lines[1:3]] == ["thinker", "asr"]
 
 
 def test_a_large_dit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,9 @@ def read(changes: dict[str, Any]) -> tuple[thinker_pb2.GenerateStart, Any]:
     try:
         conversation.read(request)
         chat = chat_request(request, conversation)
-        for media, file in fill_messages(start, cast(Gateway, None), chat.messages, None):
-            media.data = file.url.encode()
-            media.field = conversation.own_name(media.field)
+        for part, file in fill_messages(start, cast(Gateway, None), chat.messages, None):
+            part.media.data = file.url.encode()
+            part.media.field = conversation.own_name(part.media.field)
         fill_tools(start, chat.tools, chat.tool_choice)
     except ApiError as error:
         if error.param:

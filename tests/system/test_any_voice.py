@@ -1,4 +1,4 @@
-"""A Llama whose text a Qwen3-TTS speaks, as docs/any-model.md starts them."""
+"""A Whisper writes down speech, a Llama answers it, and a Qwen3-TTS speaks that, as docs/any-model.md starts them."""
 
 import base64
 import os
@@ -15,6 +15,7 @@ from cli.plan import VOICED_PIPELINE
 from gateway.pipeline.speakable_text import SpeakableText
 from tests.support.clients.realtime_client import session
 from tests.support.clients.speech import ENDLESS_SPEECH
+from tests.support.documents import ROOT
 from tests.support.systems.stack import Stack, brief_pipeline, free_port, running, until
 from tests.support.systems.terminal import Terminal
 from tests.support.systems.terminal import lines as commands_of
@@ -22,6 +23,7 @@ from tests.support.weights.checkpoints import tts_checkpoint
 from tests.support.weights.text_models import text_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
+CLIP = ROOT / "docs/samples/1-ada.flac"
 FRAMES = 40
 QUESTION = [{"role": "user", "content": "Which day comes after Monday?"}]
 GREEDY = {"temperature": 0, "max_tokens": 24}
@@ -31,7 +33,9 @@ BRIEF = {"talker": {"temperature": 0, "max_frames": FRAMES}}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     home = tmp_path_factory.mktemp("voice")
-    with running(text_checkpoint("llama"), home / "run", "--talker-model", str(tts_checkpoint("qwen3-tts"))) as started:
+    others = ("--asr-model", str(text_checkpoint("whisper")), "--talker-model", str(tts_checkpoint("qwen3-tts")))
+    memory = (f"--{part}-arg=--kv-cache-bytes=67108864" for part in ("asr", "thinker"))
+    with running(text_checkpoint("llama"), home / "run", *others, *memory) as started:
         yield started
 
 
@@ -45,7 +49,7 @@ def ask(server: Stack, **fields: Any) -> dict[str, Any]:
 def test_the_answer_is_the_llms_and_its_sound_the_voices_own(server: Stack) -> None:
     """The thinker's tokens are compared with transformers' in tests/long/test_any_model.py, the voice's codes and sound
     with qwen-tts' in tests/stage and test_qwen3_tts.py."""
-    written, voice = (model["id"] for model in server.http.get("/v1/models").json()["data"])
+    written, voice, _ = (model["id"] for model in server.http.get("/v1/models").json()["data"])
     silent = ask(server, modalities=["text"])["choices"][0]["message"]["content"]
     body = ask(server, model=written, audio={"format": "pcm16", "voice": "ryan"})
     audio = body["choices"][0]["message"]["audio"]
@@ -58,6 +62,21 @@ def test_the_answer_is_the_llms_and_its_sound_the_voices_own(server: Stack) -> N
     heard, expected = (np.frombuffer(sound, "<i2").astype(int) for sound in (base64.b64decode(audio["data"]), alone))
     np.testing.assert_allclose(heard, expected, rtol=0, atol=1)  # a step of 16 bits, however the sound was cut
     assert body["usage"]["completion_tokens_details"]["audio_tokens"] == FRAMES
+
+
+def test_what_is_heard_is_answered_as_what_is_written(server: Stack) -> None:
+    """The transcript's tokens are compared with transformers' in tests/long/test_transcriber.py."""
+    sound = {"data": base64.b64encode(CLIP.read_bytes()).decode(), "format": "flac"}
+    files = {"file": ("a.flac", CLIP.read_bytes())}
+    said = server.http.post("/v1/audio/transcriptions", files=files).raise_for_status().json()["text"]
+    assert said
+    heard = ask(server, messages=[{"role": "user", "content": [{"type": "input_audio", "input_audio": sound}]}])
+    read = ask(server, messages=[{"role": "user", "content": said}])
+    ours, theirs = (body["choices"][0]["message"]["audio"] for body in (heard, read))
+    assert ours["transcript"] == theirs["transcript"]
+    pcm = (np.frombuffer(base64.b64decode(each["data"]), "<i2").astype(int) for each in (ours, theirs))
+    np.testing.assert_allclose(*pcm, rtol=0, atol=1)
+    assert heard["usage"]["prompt_tokens"] == read["usage"]["prompt_tokens"]
 
 
 def test_who_leaves_frees_all_stages(server: Stack) -> None:

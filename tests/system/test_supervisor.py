@@ -276,10 +276,14 @@ def test_a_dit_beside_other_stages_has_a_checkpoint_of_its_own(stages: Path) -> 
             assert run.log(stage).startswith(f"{stage} omni")
 
 
-def test_a_voice_has_a_checkpoint_of_its_own(stages: Path) -> None:
-    with started(stages, "llm/model", "--talker-model", "tts/model") as run:
-        assert "starting thinker, talker, code2wav and gateway;" in run.errors()
+def test_ears_and_a_voice_have_checkpoints_of_their_own(stages: Path) -> None:
+    others = ("--talker-model", "tts/model", "--asr-model", "asr/model", "--asr-arg=--max-queued-requests=2")
+    with started(stages, "llm/model", *others) as run:
+        assert "starting thinker, talker, code2wav, asr and gateway;" in run.errors()
         assert run.log("thinker").startswith("thinker llm")
+        assert "--max-queued-requests=2" not in run.log("thinker")
+        assert run.log("asr").startswith("thinker asr")
+        assert "--max-queued-requests=2" in run.log("asr")
         for stage in ("talker", "code2wav"):
             assert run.log(stage).startswith(f"{stage} tts")
 
@@ -313,6 +317,10 @@ outputs: {image: gateway}
         ("qwen3-omni.yaml", ["--dit-model=a/b"], "--dit-model: .* has no stage of kind dit"),
         ("qwen3-omni.yaml", ["--talker-model=a/b"], "--talker-model: .* has no talker that reads text"),
         ("llm-tts.yaml", [], "--talker-model: missing; .* has a talker of another checkpoint"),
+        ("qwen3-omni.yaml", ["--asr-model=a/b"], "--asr-model: .* has no thinker that only writes down speech"),
+        ("qwen3-omni.yaml", ["--asr-arg=--seed=1"], "--asr-arg: .* has no thinker that only writes down speech"),
+        ("asr-llm-tts.yaml", ["--talker-model=a/b"], "--asr-model: missing; .* has a thinker for outputs.transcript"),
+        ("asr-llm-tts.yaml", ["--asr-model=a/b"], "--talker-model: missing; .* has a talker of another checkpoint"),
         ("dit.yaml", ["--dit-model=a/b"], "--dit-model: .* name its checkpoint by --model"),
         ("dit.yaml", ["--talker-arg=--max-frames=3"], "--talker-arg: .* has no stage of kind talker"),
         ("no-such.yaml", [], "--pipeline: .*no-such.yaml:1: cannot be read"),
@@ -344,6 +352,7 @@ def test_what_does_not_fit_the_pipeline_is_refused_before_anything_starts(
         (["--model", "a/b", "--talker-arg=--max-frame=1"], r"talker: no such flag: --max-frame=1"),
         (["--model", "llama", "--talker-model", "llama"], r"--talker-model llama: this checkpoint has no talker.*"),
         (["--model", "llama", "--talker-model", "no"], r"--talker-model no: there is no such directory.*"),
+        (["--model", "llama", "--asr-model", "llama"], r"--asr-model llama: .*reads texts alone; give a model that .*"),
         (["--model", "a/b", "--api-keys-file", "none.yaml"], r"--api-keys-file: .*none.yaml:1: cannot be read.*"),
         (["--model", "a/b", "--host", "0.0.0.0"], r"gateway: .*without API keys.*"),
         (["--model", "a/b", "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"], r"--tls-cert.*"),

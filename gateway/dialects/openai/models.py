@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from google.protobuf.json_format import MessageToDict
 
 from gateway.answers.gateway import Gateway
+from gateway.answers.transcription.heard import hears
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2
@@ -49,6 +50,8 @@ def _answer_facts(gateway: Gateway, stage: Stage) -> dict[str, Any]:
     elif stage in pipeline.transcript and stage not in pipeline.answer:
         thinker, talker, code2wav = stage.info and stage.info.thinker, None, None
         made, reads = ["text"], []
+    elif not hears(gateway):  # it reads what another model hears
+        reads = ["text", "audio"]
     return {
         "input_modalities": [*reads, *(thinker.input_modalities if thinker else ())],
         "output_modalities": [modalities[output] for output in made if output in modalities],

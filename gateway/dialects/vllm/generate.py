@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gateway.answers.answer import LEAST_LOGPROB, WholeAnswer, prompt_logprobs
 from gateway.answers.completion import CompletionRun, RawSpeech, Step
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import Pending, attach_media, media_file
+from gateway.answers.jobs import attach, media_file
 from gateway.answers.rendering import placeholders
 from gateway.answers.request import StreamOptions
 from gateway.dialects.vllm.request import GenerateRequest
@@ -24,6 +24,7 @@ from gateway.errors import invalid
 from gateway.http.connection import DONE, admitted, counted, drain, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
+from gateway.media.check import load_media
 from gateway.pipeline.events import PromptTokens, TextDelta
 from gateway.validation import Listed, Strict
 from quartet.v1 import thinker_pb2
@@ -87,11 +88,9 @@ async def _prompt(
         ids, files = request.token_ids, [media_file(part, f"content_parts[{i}]", owner) for i, part in parts]
     opens_thought = request.reasoning_ended is False
     prompt = thinker_pb2.RawPrompt(token_ids=thinker_pb2.TokenIds(ids=ids), opens_thought=opens_thought)
-    pending: list[Pending] = []
-    for file in files:
-        media = prompt.media.add(kind=f"MEDIA_KIND_{file.kind.upper()}", field=file.field)
-        pending.append((media, file))
-    return prompt, await attach_media(gateway, pending)
+    media = [prompt.media.add(kind=f"MEDIA_KIND_{file.kind.upper()}", field=file.field) for file in files]
+    await load_media(gateway.fetcher, files)
+    return prompt, attach([(each, file.content) for each, file in zip(media, files, strict=True)])
 
 
 class Generation:

@@ -94,7 +94,8 @@ async def _with_media(
     if request.return_token_strs:
         raise invalid("return_token_strs", "is not beside media; leave it out")
     gateway.catalog.stage_for("text", gateway.catalog.meant(request.model), takes_loras=True)
-    job = Job(http.state.request_id, {"thinker": start}, await attach_media(gateway, pending))
+    request_id = http.state.request_id
+    job = Job(request_id, {"thinker": start}, await attach_media(gateway, pending, request_id, owner_of(http)))
     with in_own_terms():
         return await read_prompt(gateway, job, Meter.of(http.state, gateway.settings.request_timeout_s))
 

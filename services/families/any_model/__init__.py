@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from services.thinker.architectures import refusal, transcribes
+from services.thinker.architectures import refusal, takes_media, transcribes
 
 
 def has_speech(config: Mapping[str, Any]) -> bool:
@@ -13,6 +13,11 @@ def has_speech(config: Mapping[str, Any]) -> bool:
 def only_transcribes(config: Mapping[str, Any]) -> bool:
     """See `services.registry.Family.only_transcribes`."""
     return transcribes(config["architectures"][0])
+
+
+def may_hear(config: Mapping[str, Any]) -> bool:
+    """See `services.registry.Family.may_hear`."""
+    return takes_media(config["architectures"][0])
 
 
 def check(config: Mapping[str, Any]) -> None:

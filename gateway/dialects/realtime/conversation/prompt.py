@@ -12,6 +12,7 @@ from gateway.answers.request import Tool
 from gateway.answers.sampling import talker_sampling
 from gateway.answers.tools.calls import HostedTool
 from gateway.answers.tools.registry import tool_of
+from gateway.answers.transcription.heard import hears
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.conversation.items import Item, SampledAnswer
 from gateway.dialects.realtime.settings.session import RetentionRatio, Session
@@ -89,7 +90,7 @@ class Prompt:
         """
         start = thinker_pb2.GenerateStart(sampling=self._sampling(gateway), lora=self.session.lora)
         thinker = gateway.pipeline.info("thinker")
-        senses = {"audio"} if self.hears(gateway) else set[str]()
+        senses = {"audio"} if hears(gateway) else set[str]()
         senses |= {"image"} if thinker is not None and "image" in thinker.input_modalities else set()
         if instructions := self.session.response_config.instructions:
             start.messages.add(role="system").content.add(text=instructions)
@@ -102,12 +103,6 @@ class Prompt:
             raise ApiError(400, reason, None, "context_length_exceeded")
         starts, most_bytes = {"thinker": start, **spoken.starts}, spoken.utterance_bytes
         return Job(request_id, starts, late, conversation_id=self.conversation_id, utterance_bytes=most_bytes)
-
-    @staticmethod
-    def hears(gateway: Gateway) -> bool:
-        """Whether the thinker is sent sounds: it hears, or nothing else here does, and it refuses them."""
-        thinker = gateway.pipeline.info("thinker")
-        return not gateway.pipeline.transcript or thinker is None or "audio" in thinker.input_modalities
 
     def speaks(self, gateway: Gateway) -> bool:
         return "audio" in self.session.modalities and gateway.pipeline.config.outputs.speech is not None

@@ -12,6 +12,7 @@ from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import joined
+from gateway.answers.transcription.heard import model_that_hears
 from gateway.answers.transcription.languages import language_of
 from gateway.answers.transcription.request import TranscriptionRequest
 from gateway.answers.transcription.run import TranscriptionRun
@@ -148,9 +149,7 @@ async def _written(
 
     Raises ApiError.
     """
-    # the model that hears, whatever the client asks for
-    stage = gateway.catalog.transcriber
-    model = (stage and gateway.catalog.model_of(stage)) or ""
+    model = model_that_hears(gateway)
     hints = {"prompt": settings.prompt, "keywords": settings.keywords}
     request = TranscriptionRequest(model=model, language=_language(settings.only_language), **hints)
     file = await asyncio.to_thread(encode_audio, item.sound[part], MODEL_RATE_HZ, "wav")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.calls import HostedTool
+from gateway.answers.transcription.heard import hears
 from gateway.answers.turns import Dialog
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
@@ -39,7 +40,7 @@ class PromptDialog(Dialog):
     async def job(self, request_id: str, offers_tools: bool, is_first: bool) -> Job:
         hosted = [tool.function() for tool in self._tools if offers_tools]
         prompt = replace(self._prompt, items=self._items())
-        if not prompt.hears(self._gateway):
+        if not hears(self._gateway):
             await transcribe_items(self._gateway, prompt.items, self._key)
         spoken = await prompt.speech(self._gateway, self._key and self._key.name)
         return await asyncio.to_thread(prompt.job, self._gateway, request_id, hosted, is_first, spoken)
