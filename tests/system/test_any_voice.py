@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.plan import VOICED_PIPELINE
+from cli.plan import TRANSCRIBED_PIPELINES
 from gateway.pipeline.speakable_text import SpeakableText
 from tests.support.clients.realtime_client import session
 from tests.support.clients.speech import ENDLESS_SPEECH
@@ -117,13 +117,14 @@ def test_the_documents_lines(tmp_path: Path) -> None:
     port = free_port()
     said = {
         "meta-llama/Llama-3.1-8B-Instruct": f"{text_checkpoint('llama')} --port {port}",
+        "openai/whisper-small": str(text_checkpoint("whisper")),
         "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice": str(tts_checkpoint("qwen3-tts")),
         "quartet chat": f"quartet chat --url http://127.0.0.1:{port} --max-tokens 12",
         "quartet ": ".venv/bin/quartet ",
     }
     typist = Terminal(tmp_path, said, {})
     up, asks = (line for line in commands_of("docs/any-model.md") if "--talker-model" in line or "--out" in line)
-    pipeline = brief_pipeline(tmp_path, VOICED_PIPELINE)
+    pipeline = brief_pipeline(tmp_path, TRANSCRIBED_PIPELINES[True])
     with typist.served(f"{up} --pipeline {pipeline}", "ready after"):
         assert typist.type(asks).strip()
     assert (tmp_path / "answer.wav").stat().st_size > 44
