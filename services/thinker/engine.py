@@ -18,7 +18,14 @@ from services.thinker.compiling import GrammarChecks
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
 from services.thinker.environment import failure, scratch_dir, sockets_dir
-from services.thinker.execution import compute_dtype, engine_args, has_amx, refused_on_cpu
+from services.thinker.execution import (
+    compute_dtype,
+    engine_args,
+    has_amx,
+    make_room_for_media,
+    refused_on_cpu,
+    too_large_medium,
+)
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
 from services.thinker.lora import Adapters
 from services.thinker.metrics import EngineStats
@@ -244,6 +251,8 @@ def _load(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, row_address:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    # vLLM's defaults are by context; without one, a step has a quarter of the tokens that a large GPU takes
+    context = UsageContext.OPENAI_API_SERVER
     accelerator = device.accelerator()
     dtype = compute_dtype(settings, checkpoint)
     choices = execution.choices(settings, accelerator, dtype)
@@ -254,12 +263,11 @@ def _load(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, row_address:
     folder = checkpoint.folder
     if accelerator is None and (reason := refused_on_cpu(read_config(folder), folder, dtype, has_amx())):
         raise ValueError(reason)
-    return AsyncLLM.from_engine_args(
-        engine_args(settings, checkpoint, row_address, accelerator),
-        # vLLM's defaults are by context; without one, a step has a quarter of the tokens that a large GPU takes
-        usage_context=UsageContext.OPENAI_API_SERVER,
-        stat_loggers=[EngineStats],  # pyright: ignore[reportArgumentType]
-    )
+    config = engine_args(settings, checkpoint, row_address, accelerator).create_engine_config(context)
+    if accelerator is None:
+        make_room_for_media(config)
+    loggers = [EngineStats]
+    return AsyncLLM.from_vllm_config(config, usage_context=context, stat_loggers=loggers)  # pyright: ignore[reportArgumentType]
 
 
 async def _steps(outputs: "AsyncGenerator[RequestOutput]", request_id: str) -> AsyncGenerator[Step]:
@@ -271,7 +279,7 @@ async def _steps(outputs: "AsyncGenerator[RequestOutput]", request_id: str) -> A
             async for output in outputs:
                 yield _step(output)
     except VLLMClientError as error:
-        raise InvalidInput("sampling", str(error)) from error
+        raise too_large_medium(error) or InvalidInput("sampling", str(error)) from error
     except EngineDeadError:
         raise Unavailable("the thinker's engine died; the stage restarts") from None
     except StageError:

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 
 from services.common.engine.device import Accelerator, Choice
 from services.common.engine.weights import stored_tensors
+from services.common.errors import InvalidInput
 from services.common.sampling_limits import WHOLE_VOCABULARY
 from services.registry import family_of, read_config
 from services.sizes import Sizes
@@ -21,12 +23,15 @@ from services.thinker.request import MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
     from vllm import AsyncEngineArgs
+    from vllm.config import VllmConfig
 
 EAGER = "eager"
 _PACKED = ("awq", "gptq")  # four bits a weight, eight weights in an int32
 MIN_CAPABILITY = {"bfloat16": (8, 0), "float32": (7, 5), "float16": (7, 5)}
 _BATCHED_TOKENS_ON_CPU = 128
+_MEDIUM_TOKENS_ON_CPU = 16_384  # as many as the largest steps of a GPU have, by vLLM's defaults
 _LONG_PREFILL_TOKENS = 512  # of a prompt in a step, beside others: fewer would leave a GPU idle
+_TOO_LARGE_MEDIUM = re.compile(r"a\(n\) (\w+) item with (\d+) embedding tokens, .* encoder cache size (\d+)")
 # Of a CPU's KV cache: vLLM fills it with zeros at the start, and a small model cannot use so many tokens.
 MOST_KV_CACHE_BYTES_ON_CPU, MOST_KV_CACHE_TOKENS_ON_CPU = 1024**3, 65_536
 
@@ -201,6 +206,27 @@ def engine_args(
         **checkpoint.engine_args(on_cpu),
         **_lora_args(settings, on_cpu),
     )
+
+
+def make_room_for_media(config: "VllmConfig") -> None:
+    """Lets a picture, sound or video have more tokens than a step: vLLM's room for one is by default that of a step,
+    which is short on a CPU."""
+    if config.model_config.is_encoder_decoder:  # it reserves what its encoder may take for each request
+        return
+    scheduler = config.scheduler_config
+    room = min(_MEDIUM_TOKENS_ON_CPU, config.model_config.max_model_len)
+    scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, room)
+    scheduler.max_num_encoder_input_tokens = max(scheduler.max_num_encoder_input_tokens, room)
+
+
+def too_large_medium(error: Exception) -> InvalidInput | None:
+    """vLLM's refusal of a picture, sound or video that its room for one does not hold, in the request's terms."""
+    found = _TOO_LARGE_MEDIUM.search(str(error))
+    if found is None:
+        return None
+    kind, tokens, room = found.groups()
+    reason = f"its {kind} has {tokens} tokens, and one may have {room} here; send a smaller or shorter one"
+    return InvalidInput("messages", reason)
 
 
 def _caches_prefixes(settings: ThinkerSettings, checkpoint: ThinkerCheckpoint, on_cpu: bool) -> bool | None:

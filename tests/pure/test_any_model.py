@@ -24,6 +24,7 @@ from services.thinker.output import DeltaWriter
 from services.thinker.template import ChatTemplate
 from services.thinker.tokens import PromptTokenizer
 from tests.pure.test_thinker_tokens import HONEST
+from tests.support import engines
 from tests.support.weights import text_models
 from tests.support.weights.text_models import text_checkpoint
 
@@ -78,6 +79,7 @@ def gemma() -> ThinkerCheckpoint:
 
 @pytest.mark.parametrize(("architecture", "does"), REFUSED.items())
 def test_what_cannot_be_a_thinker_says_what_it_is(architecture: str, does: str, tmp_path: Path) -> None:
+    engines.require("vllm")
     config = {"model_type": "other", "architectures": [architecture]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     sentence = rf"config.json's architecture is {architecture}, which {does}; give a model that answers in text: "
@@ -86,6 +88,7 @@ def test_what_cannot_be_a_thinker_says_what_it_is(architecture: str, does: str, 
 
 
 def test_code_that_comes_with_a_checkpoint_is_not_run() -> None:
+    engines.require("vllm")
     config = {"architectures": ["NobodysForCausalLM"], "auto_map": {"AutoModel": "x.Y"}}
     with pytest.raises(ValueError, match="comes with code of its own, which is not run"):
         family_of(config)
@@ -112,6 +115,7 @@ def test_what_vllm_runs_is_served_as_text(architecture: str, tmp_path: Path) -> 
 
 
 def test_models_that_transcribe_have_a_pipeline_of_their_own(tmp_path: Path) -> None:
+    engines.require("vllm")
     names = {"WhisperForConditionalGeneration": True, "Qwen3ASRForConditionalGeneration": False}
     names |= {"LlamaForCausalLM": False, "NobodysForCausalLM": False}
     assert {name: architectures.transcribes(name) for name in names} == names
@@ -126,6 +130,7 @@ def test_models_that_transcribe_have_a_pipeline_of_their_own(tmp_path: Path) -> 
 
 
 def test_models_that_keep_states_are_known() -> None:
+    engines.require("vllm")
     names = {"LlamaForCausalLM": False, "GraniteMoeHybridForCausalLM": True, "Qwen3NextForCausalLM": True}
     names |= {"FalconH1ForCausalLM": True, "Gemma3ForCausalLM": False, "NobodysForCausalLM": False}
     assert {name: architectures.keeps_state(name) for name in names} == names

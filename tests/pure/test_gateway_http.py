@@ -163,8 +163,10 @@ async def test_a_comment_that_is_not_read_yet_is_followed_by_no_other_and_then_b
 
     stream = connection.EventStream(pieces(), 60)
     streaming = asyncio.create_task(stream({"type": "http"}, asyncio.Event().wait, send))  # pyright: ignore[reportArgumentType]
-    await asyncio.sleep(0.1)
+    await made.wait()
+    await asyncio.sleep(0.05)
     assert sent == [b"start", stream.filler]
+    monkeypatch.setattr(connection, "SILENCE_S", 60)
     read.set()
     await streaming
     assert sent == [b"start", stream.filler, b"data: x\n\n", b""]

@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from cli import check
 from cli.ports import free_ports
+from tests.support import engines
 from tests.support.systems.command import in_this_process
 from tests.support.systems.hub import serving
 from tests.support.systems.stack import HANG_GUARD_S, START_TIMEOUT_S, until
@@ -228,6 +229,8 @@ ALONE = {"GPU driver too old", "two servers, one folder", *LONG}
 def test_what_is_known_before_is_one_line_before_anything_starts(said: dict[str, Future[str]], wrong: str) -> None:
     if wrong in NEEDS_ROOT and wrong not in said:
         pytest.skip("needs root, for mount namespaces")
+    if wrong == "foreign checkpoint":
+        engines.require("vllm")
     output = said[wrong].result(HANG_GUARD_S)
     holds(wrong, output)
     assert len(output.splitlines()) == 1

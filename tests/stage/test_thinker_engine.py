@@ -243,6 +243,14 @@ async def test_a_long_video_with_its_sound_at_another_frame_rate_beside_an_image
     thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
 
 
+async def test_a_video_may_have_more_tokens_than_vllm_keeps_room_for(thinker: Thinker) -> None:
+    """By default as many as a step has, or as the largest of one frame."""
+    turn = Message("user", [file("video", mp4(9.0, sound=False, size=(320, 240))), "and now?"])
+    prompt = await thinker.preprocessor.prepare(conversation := Conversation([turn]))
+    assert prompt.image_tokens > 1000
+    thinker.assert_equal(await thinker.run(conversation), thinker.expected(conversation))
+
+
 @pytest.mark.parametrize(
     ("choice", "frames", "fps"),
     [(FrameChoice(4), 4, 1.0), (FrameChoice(2, 4.0), 2, 0.5)],

@@ -6,6 +6,7 @@ that is missing is an error.
 """
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
@@ -27,6 +28,12 @@ def lacking(error: BaseException | None) -> str | None:
             return error.name
         error = error.__cause__ or error.__context__
     return None
+
+
+def require(package: str) -> None:
+    """For what is read of an engine's files without an import. Raises ModuleNotFoundError."""
+    if find_spec(package) is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
 
 class _Module(pytest.Module):
