@@ -23,6 +23,8 @@ RPCS: dict[str, tuple[str, ...]] = {
     "quartet.v1.Code2WavService/Decode": (MESSAGE, PLACE, SOURCE),
     "quartet.v1.DitService/Generate": (MESSAGE, START, MEDIA, PLACE, SOURCE),
     "quartet.v1.EncoderService/Encode": (MESSAGE, START, MEDIA, PLACE),
+    "quartet.v1.EmbedderService/Embed": (MESSAGE, PLACE),
+    "quartet.v1.EmbedderService/Score": (MESSAGE, PLACE),
     "quartet.v1.TensorStreamService/Subscribe": (MESSAGE, CLAIM, OPEN),
     "quartet.v1.ServerInfoService/GetServerInfo": (MESSAGE,),
     "quartet.v1.ServerInfoService/GetLoad": (MESSAGE,),
@@ -130,6 +132,13 @@ FIELDS: dict[str, dict[str, str]] = {
         "chat_template_kwargs_json": JSON,
     },
     "quartet.v1.DetokenizeRequest": {"token_ids": "1,048,576 numbers"},
+    "quartet.v1.EmbedRequest": {"request_id": ID, "inputs": "max_inputs, max_request_tokens"},
+    "quartet.v1.EmbedInput": {"text": "max_request_characters"},
+    "quartet.v1.ScoreRequest": {
+        "request_id": ID,
+        "queries": "as many as the documents, max_request_characters",
+        "documents": "max_inputs, max_request_characters",
+    },
     "grpc.health.v1.HealthCheckRequest": {"service": SMALL},
     "grpc.reflection.v1alpha.ServerReflectionRequest": {
         "host": SMALL,
