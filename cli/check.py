@@ -25,7 +25,7 @@ from gateway.yaml_source import YamlError
 from services.common.rpc import tls
 from services.common.rpc.settings import Settings
 from services.demo_models import OMNI, resolve
-from services.registry import family_of, read_config
+from services.registry import EMBEDDER, embedder_pipeline, family_of, read_config
 from services.thinker import cpu
 from services.thinker.architectures import TRANSCRIBES
 
@@ -77,6 +77,8 @@ def _check_config(model: str, kind: str, folder: Path, answers: bool, hears: boo
         return
     config = read_config(folder)
     family = family_of(config)
+    if kind == EMBEDDER and embedder_pipeline(folder, config) is not None:
+        return
     if kind not in family.stages(config):
         served = f": give --pipeline {Path(pipeline).stem}" if (pipeline := family.pipeline_of(config)) else ""
         raise ValueError(f"this checkpoint has no {kind}{served}")
@@ -91,7 +93,7 @@ def _check_config(model: str, kind: str, folder: Path, answers: bool, hears: boo
 
 def check_machine(kind: str) -> None:
     """Checks for what a stage needs beside memory. Raises LaunchError."""
-    if kind == "thinker" and not has_gpu() and (lacks := cpu.lacks()):
+    if kind in ("thinker", EMBEDDER) and not has_gpu() and (lacks := cpu.lacks()):
         raise LaunchError(f"{kind}: {lacks}")
     if sys.platform == "linux":
         try:

@@ -12,7 +12,7 @@ from cli.gpus import gpus
 from cli.layouts import LayoutError, best
 from cli.plan import ASR, DIFFUSION, LaunchError, LaunchOptions, PlannedStage, stages_to_start
 from cli.sizes import BudgetError, TooLittleMemory, pipeline_weights, read_sizes
-from services.registry import STAGES
+from services.registry import EMBEDDER, STAGES
 from services.sizes import Sizes
 from services.thinker.cpu import vllm_is_for_cpus
 from services.thinker.lora_targets import adapted_layers
@@ -80,6 +80,8 @@ def share_gpus(stages: Sequence[PlannedStage], there: Gpus) -> Launch:
         return Launch(stages)
     misfit = thinker_misfit(found.budget, settings.get("thinker"))
     notes = [f"note: {misfit}"] if misfit else []
+    if EMBEDDER in settings and settings[EMBEDDER].device != "cpu":
+        notes.append("note: the embedder is not counted; give it a GPU of its own, by --embedder-arg=--device=cuda:N")
     return Launch(_with_flags(stages, found), (*share_lines(found.budget), *_unused(found.budget), *notes))
 
 
@@ -103,8 +105,9 @@ def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -
         LayoutError: the devices that are set are impossible.
         BudgetError: the model's sizes cannot be read.
     """
-    on_cpus = ("thinker", ASR) if thinker_on_cpu else ()
-    on_gpus = {part: each for part, each in settings.items() if each.device != "cpu" and part not in on_cpus}
+    # vLLM gives an embedder the part of a GPU that it is set, which nothing here computes.
+    elsewhere = {EMBEDDER, *(("thinker", ASR) if thinker_on_cpu else ())}
+    on_gpus = {part: each for part, each in settings.items() if each.device != "cpu" and part not in elsewhere}
     if not on_gpus:
         return None
     demand, sizes, pinned = _demand(on_gpus), _sizes(on_gpus), _pinned(on_gpus, len(there.memory))

@@ -105,6 +105,7 @@ def up(
     code2wav_arg: StageFlags = None,
     dit_arg: StageFlags = None,
     encoder_arg: StageFlags = None,
+    embedder_arg: StageFlags = None,
     gateway_arg: StageFlags = None,
     api_keys_file: ApiKeysFile = None,
     tls_cert: TlsCert = None,

@@ -1,6 +1,7 @@
 """Plans a `quartet up`: the stages of its pipeline file, each with its checkpoint."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.yaml_source import YamlError
 from services.demo_models import OMNI, PAINTER, resolve
-from services.registry import TEXT_PIPELINE, TRANSCRIPTION_PIPELINE, family_of, read_config
+from services.registry import (
+    EMBEDDING_FILE,
+    TEXT_PIPELINE,
+    TRANSCRIPTION_PIPELINE,
+    embedder_pipeline,
+    family_of,
+    read_config,
+)
 
 PIPELINE = SHIPPED / "qwen3-omni.yaml"
 DIT_PIPELINE = SHIPPED / "dit.yaml"
@@ -171,8 +179,12 @@ def _own_pipeline(model: str) -> Path | None:
     try:
         if is_diffusion(model):
             return DIT_PIPELINE
-        config = read_config(folder if folder.is_dir() else hub.fetched(model, "config.json").parent)
-        named = family_of(config).pipeline_of(config)
+        if not folder.is_dir():
+            folder = hub.fetched(model, "config.json").parent
+            with suppress(Exception):  # most have none
+                hub.fetched(model, EMBEDDING_FILE)
+        config = read_config(folder)
+        named = embedder_pipeline(folder, config) or family_of(config).pipeline_of(config)
         return SHIPPED / named if named else None
     except Exception:  # the hub's client and its HTTP library have errors of their own; `check` says what is wrong
         return None

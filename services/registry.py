@@ -20,6 +20,10 @@ ENTRY_POINTS = "quartet.families"
 STAGES = ("thinker", "talker", "code2wav")
 TEXT_PIPELINE = "text.yaml"  # of checkpoints that have a thinker alone
 TRANSCRIPTION_PIPELINE = "transcription.yaml"  # of a thinker that writes down speech, and answers nothing
+EMBEDDER = "embedder"
+EMBEDDING_PIPELINE = "embeddings.yaml"  # of a model that makes embeddings
+EMBEDDING_FILE = "modules.json"  # of sentence-transformers: how embeddings are made of a model's states
+RERANK_PIPELINE = "rerank.yaml"  # of a model that scores pairs of texts
 _FOLDER = "services.families"
 
 
@@ -58,12 +62,17 @@ class Family:
 
     def stages(self, config: Mapping[str, Any]) -> list[str]:
         """The stages that serve a checkpoint with this config.json."""
+        only = getattr(importlib.import_module(self._module()), "only_stages", None)
+        if only is not None and (found := only(config)):
+            return list(found)
         has_speech = getattr(importlib.import_module(self._module()), "has_speech", None)
         is_silent = has_speech is not None and not has_speech(config)
         return [stage for stage in STAGES if self.has(stage) and (stage == STAGES[0] or not is_silent)]
 
     def pipeline_of(self, config: Mapping[str, Any]) -> str | None:
         """As `pipeline`, for a checkpoint with this config.json."""
+        if EMBEDDER in self.stages(config):
+            return RERANK_PIPELINE if scores_pairs(config) else EMBEDDING_PIPELINE
         if self.only_transcribes(config):
             return TRANSCRIPTION_PIPELINE
         return TEXT_PIPELINE if self.pipeline and self.stages(config) == [STAGES[0]] else self.pipeline
@@ -95,6 +104,11 @@ ANY_MODEL = Family("any_model", (), TEXT_PIPELINE)
 def families() -> tuple[Family, ...]:
     """FAMILIES, then those of installed packages."""
     return FAMILIES + tuple(point.load() for point in entry_points(group=ENTRY_POINTS))
+
+
+def scores_pairs(config: Mapping[str, Any]) -> bool:
+    """Whether a model with this config.json sorts texts into classes; of an embedder, whether it scores pairs."""
+    return any("SequenceClassification" in name or "ForRanking" in name for name in config.get("architectures") or ())
 
 
 class ConfigSection(dict[str, Any]):
@@ -142,6 +156,18 @@ def family_of(config: Mapping[str, Any]) -> Family:
         return ANY_MODEL
     model_type, have = config.get("model_type"), ", ".join(name for family in known for name in family.model_types)
     raise ValueError(f"config.json's model_type is {model_type!r}: no family of stages has it ({have})")
+
+
+def embedder_pipeline(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The file of gateway/pipelines that serves the checkpoint in `folder` as an embedder; None: it is none. A model
+    that else writes text is one if it has an `EMBEDDING_FILE`.
+
+    Raises ValueError: as `family_of`.
+    """
+    family = family_of(config)
+    if EMBEDDER in family.stages(config):
+        return family.pipeline_of(config)
+    return EMBEDDING_PIPELINE if family is ANY_MODEL and (folder / EMBEDDING_FILE).is_file() else None
 
 
 def has_speech(config: Mapping[str, Any]) -> bool:

@@ -60,14 +60,21 @@ class EncoderStage(_Stage):
     kind: Literal["encoder"]
 
 
+class EmbedderStage(_Stage):
+    """Makes embeddings of texts, or scores pairs of texts."""
+
+    kind: Literal["embedder"]
+
+
 StageConfig = Annotated[
-    ThinkerStage | TalkerStage | Code2WavStage | DitStage | EncoderStage, Field(discriminator="kind")
+    ThinkerStage | TalkerStage | Code2WavStage | DitStage | EncoderStage | EmbedderStage, Field(discriminator="kind")
 ]
 
 
 class Outputs(Strict):
     """The stage that each output comes from. `speech` is spoken text; `audio` is made from a prompt. `transcript` is
-    what is said in a sound: without it, the stage of `text` writes that down, if its model hears."""
+    what is said in a sound: without it, the stage of `text` writes that down, if its model hears. `scores` say how well
+    documents fit a query."""
 
     text: str | None = None
     speech: str | None = None
@@ -75,6 +82,8 @@ class Outputs(Strict):
     image: str | None = None
     video: str | None = None
     audio: str | None = None
+    embedding: str | None = None
+    scores: str | None = None
 
 
 class PipelineConfig(Strict):

@@ -10,6 +10,7 @@ from gateway.pipeline.response_events import code2wav_event, no_event, talker_ev
 from quartet.v1.code2wav_pb2_grpc import Code2WavServiceStub
 from quartet.v1.dit_pb2 import DitServiceGenerateRequest
 from quartet.v1.dit_pb2_grpc import DitServiceStub
+from quartet.v1.embedder_pb2_grpc import EmbedderServiceStub
 from quartet.v1.encoder_pb2 import EncodeRequest
 from quartet.v1.encoder_pb2_grpc import EncoderServiceStub
 from quartet.v1.talker_pb2 import SpeakRequest
@@ -17,7 +18,7 @@ from quartet.v1.talker_pb2_grpc import TalkerServiceStub
 from quartet.v1.thinker_pb2 import GenerateRequest
 from quartet.v1.thinker_pb2_grpc import ThinkerServiceStub
 
-Output = Literal["text", "speech", "transcript", "image", "video", "audio"]
+Output = Literal["text", "speech", "transcript", "image", "video", "audio", "embedding", "scores"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ KINDS = {
             is_diffusion=True,
         ),
         StageKind("encoder", EncoderServiceStub, "Encode", EncodeRequest, is_diffusion=True),
+        # Its other method, Score, is called by gateway/pipeline/embedder.py.
+        StageKind("embedder", EmbedderServiceStub, "Embed", makes=("embedding", "scores"), is_model=True),
     )
 }
 

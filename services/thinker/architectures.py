@@ -10,12 +10,13 @@ from typing import Any
 
 _REGISTRY = "model_executor/models/registry.py"
 _WRITE = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_TRANSFORMERS_SUPPORTED_MODELS")
-_OTHERS = {  # vLLM's tables of models that a thinker cannot be, and what these do
-    "_EMBEDDING_MODELS": "makes embeddings",
+_EMBED = "_EMBEDDING_MODELS"
+_SCORE = "_SEQUENCE_CLASSIFICATION_MODELS"
+_OTHERS = {  # vLLM's tables of models that no stage can be, and what these do
     "_LATE_INTERACTION_MODELS": "makes embeddings to search by",
     "_REWARD_MODELS": "judges answers",
     "_TOKEN_CLASSIFICATION_MODELS": "sorts words into classes",
-    "_SEQUENCE_CLASSIFICATION_MODELS": "sorts texts into classes, or ranks them",
+    _SCORE: "sorts texts into classes",
     "_SPECULATIVE_DECODING_MODELS": "drafts tokens for another model",
 }
 _AUTO = "models/auto/modeling_auto.py"
@@ -37,7 +38,8 @@ Classes = Mapping[str, Sequence[str]]
 
 
 def refusal(architectures: Sequence[str], own_code: bool = False) -> str | None:
-    """Why the first of `architectures` cannot be a thinker, and what could; None: nothing is known against it.
+    """Why the first of `architectures` can be neither a thinker nor an embedder, and what could; None: nothing is known
+    against it.
 
     `own_code`: the checkpoint comes with code.
     """
@@ -46,7 +48,7 @@ def refusal(architectures: Sequence[str], own_code: bool = False) -> str | None:
         return None
     name = architectures[0]
     written = _written(tables)
-    if name in written:
+    if name in written or embeds(name):
         return None
     does = next((does for table, does in _OTHERS.items() if name in tables.get(table, {})), None) or _unlisted(name)
     if does is None:
@@ -54,7 +56,29 @@ def refusal(architectures: Sequence[str], own_code: bool = False) -> str | None:
     if does == _UNKNOWN and own_code:
         does = "comes with code of its own, which is not run"
     instead = f"give a model that answers in text: vLLM here has {len(written)} architectures of these"
+    if does == _OTHERS[_SCORE]:
+        instead += "; of those that sort, one with a single class scores pairs of texts"
     return f"config.json's architecture is {name}, which {does}; {instead}"
+
+
+def embeds(architecture: str) -> bool:
+    """Whether vLLM has the class to make embeddings, and for nothing else; False if that is not known."""
+    tables = _tables() or {}
+    return architecture not in _written(tables) and architecture in tables.get(_EMBED, {})
+
+
+def scores(architecture: str, classes: int) -> bool:
+    """Whether vLLM has the class to score pairs of texts, if it sorts into so many `classes`; False if that is not
+    known."""
+    tables, suffix = _tables() or {}, "ForSequenceClassification"
+    known = architecture in tables.get(_SCORE, {})
+    base = architecture.removesuffix(suffix)
+    return classes == 1 and (known or (base != architecture and f"{base}ForCausalLM" in _written(tables)))
+
+
+def writes(architecture: str) -> bool:
+    """Whether vLLM's class answers in text, or writes down speech; False if that is not known."""
+    return architecture in _written(_tables() or {})
 
 
 def transcribes(architecture: str) -> bool:

@@ -9,7 +9,13 @@ from pydantic_settings import SettingsConfigDict
 from services.common.rpc.settings import CompileSettings
 
 
-class ThinkerSettings(CompileSettings):
+class VllmSettings(CompileSettings):
+    """Settings of a stage whose engine is vLLM's."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs to split the model over")
+
+
+class ThinkerSettings(VllmSettings):
     """Settings of the thinker: flags, QUARTET_THINKER_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_THINKER_")
@@ -42,7 +48,6 @@ class ThinkerSettings(CompileSettings):
         description="size of the KV cache, without the hidden states kept beside it; default: on a CPU 1 GiB, "
         "or 65,536 tokens if that is less; on a GPU what gpu_memory_utilization leaves",
     )
-    tensor_parallel_size: int = Field(default=1, ge=1, description="GPUs to split the model over")
     enable_prefix_caching: bool = Field(default=True, description="reuse the KV blocks of prompts that begin alike")
     prompt_logprobs: bool = Field(
         default=False,

@@ -19,11 +19,12 @@ from services.common import failures
 from services.common.engine.process import end_now
 from services.common.telemetry import logs
 from services.thinker import cpu, device
-from services.thinker.config import ThinkerSettings
+from services.thinker.config import VllmSettings
 from services.thinker.plugin import SCRATCH_DIR
 
 _VLLM_LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 _LOG_LEVEL = "QUARTET_THINKER_LOG_LEVEL"
+_STAGE = "QUARTET_VLLM_STAGE"  # in the log lines of vLLM's processes
 _SOCKETS_DIR = "VLLM_RPC_BASE_PATH"
 _MOST_SOCKETS_DIR = 64  # characters: the path of a socket has at most 107
 SCRATCH_PREFIX = "quartet-thinker-"
@@ -31,8 +32,11 @@ ERRORS_FILE = "errors.jsonl"
 _NO_KERNELS = "Failed to import from vllm"  # vLLM logs it as a warning, and fails elsewhere later
 
 
-def configure(settings: ThinkerSettings) -> None:
+def configure(settings: VllmSettings, stage: str = "thinker") -> None:
     """Call before vLLM or transformers is imported: they read the variables then. What the operator set stays as it is.
+
+    Args:
+        stage: whose engine it is, for the log.
 
     Raises:
         ValueError: vLLM cannot run on the device that `settings` name, or on this CPU.
@@ -48,12 +52,13 @@ def configure(settings: ThinkerSettings) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible
     if cpu.vllm_is_for_cpus() and (lacks := cpu.lacks()):
         raise ValueError(lacks)
+    os.environ[_STAGE] = stage
     os.environ[_LOG_LEVEL] = settings.log_level  # for vLLM's processes, which are not given the flags
     for name, value in defaults(settings).items():
         os.environ.setdefault(name, value)
 
 
-def defaults(settings: ThinkerSettings) -> dict[str, str]:
+def defaults(settings: VllmSettings) -> dict[str, str]:
     """Variables that an operator may set otherwise."""
     variables = {
         "VLLM_NO_USAGE_STATS": "1",
@@ -95,7 +100,7 @@ def configure_logs() -> None:
 
     Call after `configure` and before vLLM is imported, also in the processes that vLLM spawns.
     """
-    logs.configure(os.environ[_LOG_LEVEL], "thinker")
+    logs.configure(os.environ[_LOG_LEVEL], os.environ.get(_STAGE, "thinker"))
     logging.getLogger("vllm").setLevel(os.environ[_VLLM_LOG_LEVEL].upper())
 
 

@@ -37,7 +37,8 @@ TOKENIZERS: list[Callable[[], Any]] = [
 REFUSED = {
     "ParakeetForCTC": "writes down speech, and answers nothing",
     "VitsModel": "speaks texts",
-    "BertModel": "makes embeddings",
+    "BertForSequenceClassification": "sorts texts into classes",
+    "BertForTokenClassification": "sorts words into classes",
     "Qwen3ForSequenceClassification": "is for sequence classification",
     "EagleLlamaForCausalLM": "drafts tokens for another model",
     "BartForConditionalGeneration": "has an encoder and a decoder of texts, which vLLM does not run any more",

@@ -47,6 +47,8 @@ PLAN: dict[str, tuple[str, ...]] = {
     "services.code2wav": STAGE,
     "services.diffusion": (*STAGE, "services.demo_models"),  # settings know the size that the painter has learnt
     "services.dit": (*STAGE, "services.diffusion"),
+    # Its engine is vLLM's, too: what vLLM's processes need is the thinker's.
+    "services.embedder": (*STAGE, "services.thinker"),
     "services.encoder": (*STAGE, "services.diffusion"),
     "gateway.pipeline": GATEWAY,
     "gateway.media": GATEWAY,
@@ -210,7 +212,7 @@ def loaded_with(module: str, root: Path) -> dict[str, set[str]]:
 
 
 def test_engines_know_no_grpc() -> None:
-    for stage in ("code2wav", "talker", "dit", "encoder", "thinker"):
+    for stage in ("code2wav", "talker", "dit", "encoder", "embedder", "thinker"):
         loaded = loaded_with(f"services.{stage}.engine", ROOT)
         assert {f"services.{stage}", "services.common.errors"} <= set(loaded)
         assert [name for name, others in loaded.items() if any(within(other, "grpc") for other in others)] == []

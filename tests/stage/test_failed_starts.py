@@ -99,8 +99,8 @@ class Start:
         return self.flags if "--port" in self.flags else [*self.flags, "--port", str(free_ports(1)[0])]
 
 
-def bert(directory: Path) -> Path:
-    return config_of(directory, {"model_type": "bert", "architectures": ["BertModel"]})
+def vits(directory: Path) -> Path:
+    return config_of(directory, {"model_type": "vits", "architectures": ["VitsModel"]})
 
 
 def config_of(directory: Path, config: dict) -> Path:
@@ -182,7 +182,7 @@ def said(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Path) -> Ite
             "wrong checkpoint": Start(["--model", str(tmp / "empty")]),
             "cut checkpoint": Start(["--model", str(cut)]),
             "pointer of Git LFS": Start(["--model", str(pointer)]),
-            "foreign checkpoint": Start(["--model", str(bert(tmp / "bert"))]),
+            "foreign checkpoint": Start(["--model", str(vits(tmp / "vits"))]),
             "gated hub id": Start(["--model", "some/omni"], gated.environment(tmp / "gated")),
             "unknown hub id": Start(["--model", "some/typo"], hub.environment(tmp / "unknown")),
             "no network": Start(

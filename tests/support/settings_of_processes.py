@@ -4,6 +4,7 @@ from gateway.settings import GatewaySettings
 from services.code2wav.config import Code2WavSettings
 from services.common.rpc.settings import Settings
 from services.dit.config import DitSettings
+from services.embedder.config import EmbedderSettings
 from services.encoder.config import EncoderSettings
 from services.talker.config import TalkerSettings
 from services.thinker.config import ThinkerSettings
@@ -14,6 +15,7 @@ PROCESSES: dict[str, type[Settings]] = {
     "code2wav": Code2WavSettings,
     "dit": DitSettings,
     "encoder": EncoderSettings,
+    "embedder": EmbedderSettings,
     "gateway": GatewaySettings,
 }
 

@@ -1,0 +1,1 @@
+"""The stage that makes embeddings of texts, or scores pairs of texts."""
