@@ -124,11 +124,19 @@ _DIFFUSION_FIELDS = (
     (r"^images\b.*", "image"),
     (r"^arguments\b", "quartet.dit.arguments"),
 )
+_EMBEDDER_FIELDS = (
+    (r"^inputs(\[\d+\])(\.text|\.token_ids)?", r"input\1"),
+    (r"^inputs\b", "input"),
+    (r"^queries\b.*", "query"),
+    (r"^truncate_tokens", "truncate_prompt_tokens"),
+    (r"^max_document_tokens", "max_tokens_per_doc"),
+)
 _FIELDS = {
     "thinker": _THINKER_FIELDS,
     "talker": _TALKER_FIELDS,
     "dit": _DIFFUSION_FIELDS,
     "encoder": _DIFFUSION_FIELDS,
+    "embedder": _EMBEDDER_FIELDS,
 }
 
 

@@ -23,6 +23,7 @@ RTF = Histogram(
 PROMPT_TOKENS = Counter("quartet_gateway_prompt_tokens_total", "Tokens of prompts")
 TEXT_TOKENS = Counter("quartet_gateway_text_tokens_total", "Text tokens of answers")
 AUDIO_SECONDS = Counter("quartet_gateway_audio_seconds_total", "Audio of answers, in seconds")
+EMBEDDED = Counter("quartet_gateway_embedded_inputs_total", "Texts embedded, and pairs of texts scored")
 IMAGES = Counter("quartet_gateway_images_total", "Images made")
 VIDEOS = Counter("quartet_gateway_videos_total", "Video jobs ended, but for deleted ones", ["status"])
 KEY_REQUESTS = Counter("quartet_gateway_key_requests_total", "Requests admitted, by the name of their API key", ["key"])

@@ -17,6 +17,7 @@ from gateway.validation import Strict
 
 _WINDOW_S = 60.0
 SOUND_S = 60.0  # that count as one request
+EMBEDDED_TOKENS = 32_768  # that count as one request
 _RETRY_S = 1.0  # nobody knows when a slot will be free
 _ONE_MORE = "INSERT INTO running VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET requests = requests + 1"
 _ONE_LESS = "UPDATE running SET requests = requests - 1 WHERE key_name = ? AND worker = ?"
@@ -156,9 +157,16 @@ class ApiKey:
             raise invalid(field, f"{reason}; ask for fewer", "rate_limit_exceeded")
 
     def owe(self, seconds: float) -> None:
-        """Counts sound that was heard or made: each begun minute beyond the first is a request. It takes of the minutes
-        that follow what this one does not have."""
-        most, now, more = self.entry.requests_per_minute, time.monotonic(), math.ceil(seconds / SOUND_S) - 1
+        """Counts sound that was heard or made: each begun minute beyond the first is a request."""
+        self._owe_requests(seconds / SOUND_S)
+
+    def owe_tokens(self, tokens: int) -> None:
+        """Counts tokens that embeddings were made of: each begun `EMBEDDED_TOKENS` beyond the first are a request."""
+        self._owe_requests(tokens / EMBEDDED_TOKENS)
+
+    def _owe_requests(self, requests: float) -> None:
+        """Takes of the minutes that follow what this one does not have."""
+        most, now, more = self.entry.requests_per_minute, time.monotonic(), math.ceil(requests) - 1
         if most is None or more < 1:
             return
         with self._shared.change() as database:

@@ -7,6 +7,7 @@ from functools import cached_property
 from gateway.access.sessions import HeldBySessions
 from gateway.access.shared import SharedState
 from gateway.answers.catalog import Catalog
+from gateway.answers.room import ROOM_VALUES, Room
 from gateway.answers.transcripts import Transcripts
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.voice_store import VoiceStore
@@ -54,6 +55,7 @@ class Gateway:
         self.profiling = Profiler(self.pipeline, self.spans, settings.request_timeout_s)
         self.realtime_sessions = 0
         self.held_by_sessions = HeldBySessions(2 * settings.max_realtime_bytes)
+        self.embedding_room = Room(ROOM_VALUES)
         self.videos: VideoJobs | None = None  # where a stage makes videos, and this process has the jobs
         self.administration = asyncio.Lock()
         self.turn_model: TurnModel | None = None

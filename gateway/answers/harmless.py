@@ -42,5 +42,6 @@ TRANSCRIPTIONS = (
     "temperature_inc",  # of whisper.cpp's clients
     "vad_filter",  # of speaches' clients
 )
+EMBEDDINGS = ("user",)
 DIFFUSION = ("user",)
 IMAGES = ("safety_identifier", "style")

@@ -185,7 +185,7 @@ def _fill_prompt(
     return pending
 
 
-def refuse_large(start: thinker_pb2.GenerateStart, field: str) -> None:
+def refuse_large(start: Any, field: str) -> None:
     """Raises ApiError: 400 naming `field`."""
     if start.ByteSize() > MAX_START_BYTES:
         raise _too_long(field)

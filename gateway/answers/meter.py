@@ -70,6 +70,14 @@ class Meter:
         if self.key is not None:
             self.key.owe(seconds)
 
+    def count_embedded(self, inputs: int, tokens: int) -> None:
+        """Counts texts, or pairs, that embeddings or scores were made of, for the key, too."""
+        metrics.PROMPT_TOKENS.inc(tokens)
+        metrics.EMBEDDED.inc(inputs)
+        self.log |= {"inputs": inputs, "prompt_tokens": tokens}
+        if self.key is not None:
+            self.key.owe_tokens(tokens)
+
     def observe(self, event: object) -> None:
         """Measures TTFT and TTFA. Raises ApiError: 400, too many log-probabilities have come."""
         if isinstance(event, TextDelta):

@@ -15,7 +15,9 @@ OPENAI_VOICES = (
     *("vesper", "willow"),
 )
 
-Purpose: TypeAlias = Literal["answers", "messages", "speech", "transcription", "realtime", "image", "video", "audio"]
+Purpose: TypeAlias = Literal[
+    "answers", "messages", "speech", "transcription", "realtime", "image", "video", "audio", "embedding", "scores"
+]
 OUTPUTS: dict[Purpose, Output] = {
     "messages": "text",
     "speech": "speech",
@@ -24,6 +26,8 @@ OUTPUTS: dict[Purpose, Output] = {
     "image": "image",
     "video": "video",
     "audio": "audio",
+    "embedding": "embedding",
+    "scores": "scores",
 }
 # Names of models that do one thing only. Where that is done, they mean the model that does it here.
 _FOREIGN_MODELS: dict[Purpose, tuple[str, ...]] = {
@@ -33,6 +37,8 @@ _FOREIGN_MODELS: dict[Purpose, tuple[str, ...]] = {
     "realtime": ("gpt-*realtime*", "gpt-*audio*", "gpt-*transcribe*", "gpt-live*", "whisper-*"),
     "image": ("dall-e-*", "gpt-image-*", "chatgpt-image-*"),
     "video": ("sora-*",),
+    "embedding": ("text-embedding-*", "embed-*"),
+    "scores": ("rerank-*", "jina-reranker-*"),
 }
 
 

@@ -36,6 +36,7 @@ class Replica(ReplicaHealth):
         timeout_s: float,
         text: AsyncIterable[str] | None = None,
         take_delta: TakeDelta | None = None,
+        method: str = "",
     ) -> Any:
         """The call that serves a request.
 
@@ -44,13 +45,16 @@ class Replica(ReplicaHealth):
             media: files of the media in `start` that have no data.
             text: follows the text in `start`.
             take_delta: gets deltas that come outside of the call, perhaps before its first response.
+            method: another one than that of the kind.
         """
         kind, channel = KINDS[self.kind], self.channel
 
         def begin() -> Any:
             streamed = kind.streamed_request
             requests = start if streamed is None else _in_messages(streamed, start, media, text)
-            return getattr(kind.stub(channel), kind.method)(requests, timeout=timeout_s, metadata=tracing.metadata())
+            return getattr(kind.stub(channel), method or kind.method)(
+                requests, timeout=timeout_s, metadata=tracing.metadata()
+            )
 
         if take_delta is None or not kind.separates_deltas(start) or (stream := self._delta_stream(channel)) is None:
             return begin()

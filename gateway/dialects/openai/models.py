@@ -27,7 +27,12 @@ _MAKES = {
 
 
 def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
-    facts = _dit_facts(stage.info) if KINDS[stage.kind].is_diffusion else _answer_facts(gateway, stage)
+    if KINDS[stage.kind].is_diffusion:
+        facts = _dit_facts(stage.info)
+    elif stage.kind == "embedder":
+        facts = _embedder_facts(stage.info)
+    else:
+        facts = _answer_facts(gateway, stage)
     parent = gateway.catalog.parent_of(name)
     return {
         "id": name,
@@ -80,6 +85,20 @@ def _dit_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, 
     return {
         "input_modalities": ["text", "image"] if dit.max_images else ["text"],
         "output_modalities": list(dict.fromkeys(_MAKES[task] for task in dit.tasks if task in _MAKES)),
+        **facts,
+    }
+
+
+def _embedder_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, Any]:
+    """EmbedderInfo; its longest input is what `max_model_len` says of others."""
+    if info is None:
+        return {}
+    embedder = info.embedder
+    facts = MessageToDict(embedder, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return {
+        "input_modalities": ["text"],
+        "output_modalities": ["embedding" if embedder.embeds else "scores"],
+        "max_context_tokens": embedder.max_input_tokens,
         **facts,
     }
 

@@ -5,6 +5,7 @@ import asyncio
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 from tests.support.scripted.code2wav import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 from tests.support.scripted.dit import PICTURES
+from tests.support.scripted.embedder import EMBEDDINGS, SCORES
 from tests.support.scripted.script import Script
 from tests.support.scripted.talker import CODES, VOICES
 
@@ -30,6 +31,9 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         if stage == "dit":
             self.info.model = "scripted-dit"
             self.info.dit.CopyFrom(PICTURES)
+        elif stage in ("embedder", "reranker"):
+            self.info.stage, self.info.model = "embedder", f"scripted-{stage}"
+            self.info.embedder.CopyFrom(EMBEDDINGS if stage == "embedder" else SCORES)
         elif stage == "encoder":
             self.info.encoder.pipeline = PICTURES.pipeline
         elif stage == "talker":

@@ -11,6 +11,7 @@ from gateway.pipeline.kinds import KINDS
 from quartet.v1 import (
     code2wav_pb2_grpc,
     dit_pb2_grpc,
+    embedder_pb2_grpc,
     encoder_pb2_grpc,
     server_info_pb2_grpc,
     talker_pb2_grpc,
@@ -19,6 +20,7 @@ from quartet.v1 import (
 from services.common.rpc import channels
 from tests.support.scripted.code2wav import Code2Wav
 from tests.support.scripted.dit import Dit
+from tests.support.scripted.embedder import Embedder
 from tests.support.scripted.encoder import Encoder
 from tests.support.scripted.script import HOST, Script
 from tests.support.scripted.server_info import ServerInfo
@@ -26,6 +28,8 @@ from tests.support.scripted.talker import Talker
 from tests.support.scripted.thinker import Thinker
 
 EARS = "ears"  # a thinker that only writes down speech
+RERANKER = "reranker"  # an embedder that scores pairs
+_KINDS = {EARS: "thinker", RERANKER: "embedder"}
 
 
 class ScriptedStages:
@@ -54,6 +58,8 @@ class ScriptedStages:
             talker_pb2_grpc.add_TalkerServiceServicer_to_server(Talker(script), server)
         elif stage == "dit":
             dit_pb2_grpc.add_DitServiceServicer_to_server(Dit(script), server)
+        elif stage in ("embedder", RERANKER):
+            embedder_pb2_grpc.add_EmbedderServiceServicer_to_server(Embedder(script), server)
         elif stage == "encoder":
             encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Encoder(script), server)
         else:
@@ -61,7 +67,7 @@ class ScriptedStages:
         server_info_pb2_grpc.add_ServerInfoServiceServicer_to_server(self.infos[stage], server)
         self.infos[stage].serving = True
         reported = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  for the supervisor
-        await reported.set(KINDS["thinker" if stage == EARS else stage].service, health_pb2.HealthCheckResponse.SERVING)
+        await reported.set(KINDS[_KINDS.get(stage, stage)].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(reported, server)
         address = self.addresses.get(stage, f"{HOST}:0")
         port = server.add_insecure_port(address)
