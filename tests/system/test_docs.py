@@ -44,6 +44,8 @@ RIGHT = {
 # Paths that the shared system does not serve, or not in a time that is worth it, and the test that asks for them.
 ASKED_ELSEWHERE = {
     "/v1/audio/voices": "tests/system/test_qwen3_tts.py",
+    "/v1/embeddings": "tests/pure/test_gateway_embeddings.py",
+    "/v1/rerank": "tests/pure/test_gateway_embeddings.py",
     "/v1/audio/transcriptions": "tests/pure/test_gateway_transcriptions.py",
     "/v1/load_lora_adapter": "tests/system/test_lora.py",
     "/v1/unload_lora_adapter": "tests/system/test_lora.py",
