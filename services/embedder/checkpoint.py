@@ -22,12 +22,14 @@ class EmbedderCheckpoint:
         dtype: of its weights, e.g. "float32".
         scores: whether it scores pairs of texts; else it makes embeddings.
         tokenizer: transformers' own.
+        positions: longest prompt, where config.json counts some that no token has; None: all that it counts.
     """
 
     folder: Path
     dtype: str
     scores: bool
     tokenizer: Any
+    positions: int | None = None
 
 
 def load_checkpoint(settings: EmbedderSettings) -> EmbedderCheckpoint:
@@ -53,7 +55,14 @@ def load_checkpoint(settings: EmbedderSettings) -> EmbedderCheckpoint:
     if getattr(tokenizer, "backend_tokenizer", None) is None:
         raise ValueError(f"{folder}: its tokenizer, {type(tokenizer).__name__}, has no tokenizer.json, which is needed")
     files.fetch(lambda name: True)
-    return EmbedderCheckpoint(folder, _dtype(folder, config), scores_pairs(config), tokenizer)
+    return EmbedderCheckpoint(folder, _dtype(folder, config), scores_pairs(config), tokenizer, _positions(config))
+
+
+def _positions(config: dict[str, Any]) -> int | None:
+    """RoBERTa's positions begin behind that of padding: vLLM would read past the end of its table."""
+    if "roberta" not in str(config.get("model_type")) or not config.get("max_position_embeddings"):
+        return None
+    return config["max_position_embeddings"] - config.get("pad_token_id", 1) - 1
 
 
 def _dtype(folder: Path, config: dict[str, Any]) -> str:

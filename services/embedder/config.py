@@ -22,7 +22,7 @@ class EmbedderSettings(VllmSettings):
     matryoshka: bool = Field(
         default=False,
         description="requests may ask for shorter embeddings, although config.json does not say that the model was "
-        "trained for them, as of Qwen3-Embedding",
+        "trained for them",
     )
     max_input_tokens: int | None = Field(
         default=None, ge=2, description="longest text, or pair of texts; default: the model's"

@@ -12,7 +12,7 @@ import numpy as np
 from services.common.errors import InternalError, InvalidInput, StageError, Unavailable
 from services.embedder.checkpoint import EmbedderCheckpoint, load_checkpoint
 from services.embedder.config import EmbedderSettings
-from services.embedder.metrics import INPUTS, TOKENS, EngineStats
+from services.embedder.metrics import INPUTS, TOKENS, PoolingStats
 from services.embedder.texts import Prompt
 from services.thinker import device
 from services.thinker.environment import failure, scratch_dir
@@ -55,7 +55,7 @@ class EmbedderEngine:
         self.dtype = str(config.dtype).removeprefix("torch.")
         self.device: str = llm.vllm_config.device_config.device_type
         self.dimensions: int = config.embedding_size
-        self.max_input_tokens: int = config.max_model_len
+        self.max_input_tokens: int = min(config.max_model_len, checkpoint.positions or config.max_model_len)
         self.vocab_size: int = config.get_vocab_size()
         self.lowercase = bool((config.encoder_config or {}).get("do_lower_case"))
         self.pooling: str = config.pooler_config.get_seq_pooling_type().lower()
@@ -87,8 +87,8 @@ class EmbedderEngine:
                 if cause is None:
                     raise
                 raise ValueError(cause) from error
-            return cls(llm, checkpoint, settings, stack.pop_all())
-        raise AssertionError
+            resources = stack.pop_all()
+        return cls(llm, checkpoint, settings, resources)
 
     async def run(
         self, request_id: str, prompts: Sequence[Prompt], dimensions: int | None = None, priority: int = 0
@@ -187,7 +187,7 @@ def _load(settings: EmbedderSettings, checkpoint: EmbedderCheckpoint) -> "AsyncL
     return AsyncLLM.from_engine_args(
         engine_args(settings, checkpoint, on_cpu=device.accelerator() is None),
         usage_context=UsageContext.OPENAI_API_SERVER,
-        stat_loggers=[EngineStats],  # pyright: ignore[reportArgumentType]
+        stat_loggers=[PoolingStats],  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -205,7 +205,7 @@ def engine_args(settings: EmbedderSettings, checkpoint: EmbedderCheckpoint, *, o
         runner="pooling",
         convert="classify" if checkpoint.scores else "embed",
         dtype=checkpoint.dtype if settings.dtype == "auto" else settings.dtype,  # type: ignore[arg-type]
-        max_model_len=settings.max_input_tokens,
+        max_model_len=settings.max_input_tokens,  # pyright: ignore[reportArgumentType]  None: the model's
         max_num_seqs=settings.max_batch_inputs,
         max_num_batched_tokens=settings.max_batched_tokens,
         kv_cache_memory_bytes=settings.kv_cache_bytes or (_KV_CACHE_BYTES_ON_CPU if on_cpu else None),

@@ -20,7 +20,7 @@ STEP_SECONDS = metrics.STEP_SECONDS.labels("embedder", "step")
 STEP_BATCH = metrics.STEP_BATCH.labels("embedder", "step")
 
 
-class EngineStats:
+class PoolingStats:
     """Takes the statistics of each step, on the event loop. An error would end the engine's output. It has the methods
     of vLLM's StatLoggerBase without importing vLLM."""
 

@@ -18,7 +18,7 @@ from services.common.rpc.call import Call, serve_call
 from services.common.stage import Stage
 from services.embedder.config import EmbedderSettings
 from services.embedder.engine import EmbedderEngine
-from services.embedder.texts import Cut, Prompt, Tokenizer, read_all
+from services.embedder.texts import InputCut, Prompt, Tokenizer, read_all
 
 SERVICE_NAME = embedder_pb2.DESCRIPTOR.services_by_name["EmbedderService"].full_name
 GRACE_S = 0.5  # requests in flight get the engine's own error before the process goes
@@ -52,7 +52,9 @@ class EmbedderServicer(embedder_pb2_grpc.EmbedderServiceServicer):
         self, request: embedder_pb2.EmbedRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[embedder_pb2.EmbedResponse]:
         async with serve_call("embedder", request.request_id, context, self._stage.admission) as call:
-            require(not self._engine.checkpoint.scores, "inputs", "this model scores pairs of texts; it makes none")
+            require(
+                not self._engine.checkpoint.scores, "inputs", "this model scores pairs of texts; it makes no embeddings"
+            )
             dimensions = self._dimensions(request)
             prompts = await self._read(request, "inputs", len(request.inputs), _characters(request), self._embed_reads)
             async with aclosing(self._results(call, request, prompts, dimensions)) as results:
@@ -106,7 +108,7 @@ class EmbedderServicer(embedder_pb2_grpc.EmbedderServiceServicer):
         field: str,
         count: int,
         characters: int,
-        reads: Callable[[Any, Cut], Sequence[Read]],
+        reads: Callable[[Any, InputCut], Sequence[Read]],
     ) -> list[Prompt]:
         """The prompts of a request of so many texts and characters. Cancelling leaves at once, and soon ends the rest.
 
@@ -126,13 +128,13 @@ class EmbedderServicer(embedder_pb2_grpc.EmbedderServiceServicer):
         finally:
             gone.set()
 
-    def _embed_reads(self, request: embedder_pb2.EmbedRequest, cut: Cut) -> list[Read]:
+    def _embed_reads(self, request: embedder_pb2.EmbedRequest, cut: InputCut) -> list[Read]:
         return [
             partial(self._read_input, f"inputs[{i}]", given, request, cut) for i, given in enumerate(request.inputs)
         ]
 
     def _read_input(
-        self, field: str, given: embedder_pb2.EmbedInput, request: embedder_pb2.EmbedRequest, cut: Cut
+        self, field: str, given: embedder_pb2.EmbedInput, request: embedder_pb2.EmbedRequest, cut: InputCut
     ) -> Prompt:
         match given.WhichOneof("content"):
             case "text":
@@ -141,7 +143,7 @@ class EmbedderServicer(embedder_pb2_grpc.EmbedderServiceServicer):
                 return self._tokenizer.ids(given.token_ids.ids, f"{field}.token_ids", cut)
         raise InvalidInput(field, "must have a text or token_ids")
 
-    def _score_reads(self, request: embedder_pb2.ScoreRequest, cut: Cut) -> list[Read]:
+    def _score_reads(self, request: embedder_pb2.ScoreRequest, cut: InputCut) -> list[Read]:
         queries = list(request.queries) * (1 if len(request.queries) > 1 else len(request.documents))
         pairs = enumerate(zip(queries, request.documents, strict=True))
         return [partial(self._tokenizer.pair, *pair, f"documents[{i}]", cut) for i, pair in pairs]
@@ -167,7 +169,7 @@ def _tokens(prompts: Sequence[Prompt]) -> int:
     return sum(len(prompt.token_ids) for prompt in prompts)
 
 
-def _cut(request: Any) -> Cut:
+def _cut(request: Any) -> InputCut:
     """Raises InvalidInput: it would keep nothing."""
     most = request.truncate_tokens if request.HasField("truncate_tokens") else None
     require(most is None or most == -1 or most >= 1, "truncate_tokens", "must be -1, or 1 or more")
@@ -175,7 +177,7 @@ def _cut(request: Any) -> Cut:
     if isinstance(request, embedder_pb2.ScoreRequest) and request.HasField("max_document_tokens"):
         of_document = request.max_document_tokens
         require(of_document >= 1, "max_document_tokens", "must be 1 or more")
-    return Cut(most, _SIDES.get(request.truncation_side), of_document)
+    return InputCut(most, _SIDES.get(request.truncation_side), of_document)
 
 
 async def serve(stage: Stage, settings: EmbedderSettings) -> None:

@@ -11,7 +11,7 @@ Stop = Callable[[], bool]
 
 
 @dataclass(frozen=True)
-class Cut:
+class InputCut:
     """How an input is shortened.
 
     Attributes:
@@ -74,7 +74,7 @@ class Tokenizer:
         if "token_type_ids" in tokenizer.model_input_names and 1 in pair.type_ids:
             self._segment = pair.type_ids.index(1) - second_at
 
-    def text(self, text: str, field: str, cut: Cut, special: bool = True) -> Prompt:
+    def text(self, text: str, field: str, cut: InputCut, special: bool = True) -> Prompt:
         """A text's prompt. Raises InvalidInput, which names `field`: it is too long, or has no tokens."""
         begin, end = (self._begin, self._end) if special else ([], [])
         ids = self._encode(text)
@@ -82,7 +82,7 @@ class Tokenizer:
             ids = self._shortened(ids, most - len(begin) - len(end), cut)
         return Prompt(self._checked([*begin, *ids, *end], field))
 
-    def ids(self, token_ids: Sequence[int], field: str, cut: Cut) -> Prompt:
+    def ids(self, token_ids: Sequence[int], field: str, cut: InputCut) -> Prompt:
         """The prompt of token ids. Raises InvalidInput, which names `field`."""
         for i, token_id in enumerate(token_ids):
             if not 0 <= token_id < self._vocab_size:
@@ -92,7 +92,7 @@ class Tokenizer:
             token_ids = self._shortened(token_ids, most, cut)
         return Prompt(self._checked(list(token_ids), field))
 
-    def pair(self, query: str, document: str, field: str, cut: Cut) -> Prompt:
+    def pair(self, query: str, document: str, field: str, cut: InputCut) -> Prompt:
         """The prompt of a pair. Raises InvalidInput, which names `field`: it is too long."""
         begin, between, end = self._pair_parts
         first, second = self._encode(query), self._encode(document)
@@ -112,10 +112,10 @@ class Tokenizer:
         known = [self._unknown if each in self._control else each for each in ids]
         return [each for each in known if each is not None]
 
-    def _kept(self, cut: Cut) -> int | None:
+    def _kept(self, cut: InputCut) -> int | None:
         return self._most if cut.most == -1 else cut.most
 
-    def _shortened(self, ids: Sequence[int], most: int, cut: Cut) -> list[int]:
+    def _shortened(self, ids: Sequence[int], most: int, cut: InputCut) -> list[int]:
         if len(ids) <= most:
             return list(ids)
         side = cut.side or self._side

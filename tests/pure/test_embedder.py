@@ -15,7 +15,7 @@ from cli.plan import LaunchOptions, UsageError, pipeline_for, stages_to_start
 from services.common.errors import ContextTooLong, InvalidInput, RequestCancelled
 from services.embedder.checkpoint import load_checkpoint
 from services.embedder.config import EmbedderSettings
-from services.embedder.texts import Cut, Prompt, Tokenizer, longest_first, read_all
+from services.embedder.texts import InputCut, Prompt, Tokenizer, longest_first, read_all
 from tests.pure.test_gpu_plan import gpus
 from tests.support.weights import embedding_models
 from tests.support.weights.embedding_models import EMBEDDING, SCORING, embedding_checkpoint
@@ -102,28 +102,28 @@ def test_ids_are_those_of_the_reference(made: tuple[Any, Tokenizer]) -> None:
                 expected = reference(text, add_special_tokens=special, truncation=True, max_length=kept)["input_ids"]
                 if not expected:
                     with pytest.raises(InvalidInput, match="input: has no tokens; send a text that is not empty"):
-                        ours.text(text, "input", Cut(most), special)
+                        ours.text(text, "input", InputCut(most), special)
                 else:
-                    assert list(ours.text(text, "input", Cut(most), special).token_ids) == expected
+                    assert list(ours.text(text, "input", InputCut(most), special).token_ids) == expected
 
 
 def test_the_left_side_is_cut_off(made: tuple[Any, Tokenizer]) -> None:
     reference, ours = made
     reference.truncation_side = "left"
     expected = reference(TEXTS[4], truncation=True, max_length=9)["input_ids"]
-    assert list(ours.text(TEXTS[4], "input", Cut(9, "left")).token_ids) == expected
+    assert list(ours.text(TEXTS[4], "input", InputCut(9, "left")).token_ids) == expected
 
 
 def test_pairs_are_those_of_the_reference(made: tuple[Any, Tokenizer]) -> None:
     reference, ours = made
     for query, document in ((QUERY, TEXTS[0]), (QUERY, TEXTS[4]), (TEXTS[4], QUERY), (TEXTS[4], TEXTS[4])):
         expected = reference(query, document, truncation=True, max_length=32)
-        prompt = ours.pair(query, document, "documents[0]", Cut(-1))
+        prompt = ours.pair(query, document, "documents[0]", InputCut(-1))
         assert list(prompt.token_ids) == expected["input_ids"]
         segments = expected.get("token_type_ids")
         assert prompt.second_at == (segments.index(1) if segments and 1 in segments else None)
     whole = reference(QUERY, "a b c d", add_special_tokens=True)["input_ids"]
-    cut = ours.pair("x", TEXTS[4], "documents[0]", Cut(most_of_document=2))
+    cut = ours.pair("x", TEXTS[4], "documents[0]", InputCut(most_of_document=2))
     assert len(cut.token_ids) < len(whole)
 
 
@@ -131,20 +131,20 @@ def test_what_is_spelled_in_a_text_is_no_control_token(made: tuple[Any, Tokenize
     reference, ours = made
     for token in {reference.eos_token, reference.sep_token} - {None}:
         (token_id,) = reference.convert_tokens_to_ids([token])
-        honest = list(ours.pair("a", "b c", "d", Cut()).token_ids).count(token_id)
-        assert list(ours.pair("a", f"b {token} c", "d", Cut()).token_ids).count(token_id) == honest
+        honest = list(ours.pair("a", "b c", "d", InputCut()).token_ids).count(token_id)
+        assert list(ours.pair("a", f"b {token} c", "d", InputCut()).token_ids).count(token_id) == honest
 
 
 def test_long_texts_are_refused_by_the_models_limit(made: tuple[Any, Tokenizer]) -> None:
     _, ours = made
     with pytest.raises(ContextTooLong, match=r"^input\[3\]: has \d+ tokens; this model takes 32: shorten it"):
-        ours.text(TEXTS[4], "input[3]", Cut())
+        ours.text(TEXTS[4], "input[3]", InputCut())
     with pytest.raises(ContextTooLong, match=r"^documents\[0\]: has \d+ tokens; this model takes 32"):
-        ours.pair(QUERY, TEXTS[4], "documents[0]", Cut())
+        ours.pair(QUERY, TEXTS[4], "documents[0]", InputCut())
     with pytest.raises(ContextTooLong, match=r"^input: has 33 tokens"):
-        ours.ids([1] * 33, "input", Cut())
-    assert list(ours.ids(range(40), "input", Cut(-1)).token_ids) == list(range(32))
-    assert list(ours.ids(range(40), "input", Cut(3, "left")).token_ids) == [37, 38, 39]
+        ours.ids([1] * 33, "input", InputCut())
+    assert list(ours.ids(range(40), "input", InputCut(-1)).token_ids) == list(range(32))
+    assert list(ours.ids(range(40), "input", InputCut(3, "left")).token_ids) == [37, 38, 39]
 
 
 def test_ids_must_be_in_the_vocabulary(made: tuple[Any, Tokenizer]) -> None:
@@ -153,7 +153,7 @@ def test_ids_must_be_in_the_vocabulary(made: tuple[Any, Tokenizer]) -> None:
         with pytest.raises(
             InvalidInput, match=rf"^input\[1\]: {wrong} is not in the vocabulary, which has the ids 0 to"
         ):
-            ours.ids([0, wrong], "input", Cut())
+            ours.ids([0, wrong], "input", InputCut())
 
 
 @pytest.mark.parametrize("room", [0, 1, 6, 7, 20])

@@ -270,6 +270,7 @@ async def test_the_table_of_the_documents():
         "`POST /v1/chat/completions`": sorted(harmless.CHATS),
         "messages, their parts, and tools": sorted((*harmless.CACHING, *harmless.MEDIA, "annotations")),
         "`POST /v1/completions`": sorted(harmless.COMPLETIONS),
+        "`POST /v1/embeddings`, `POST /v1/rerank`, `POST /v1/score`": sorted(harmless.EMBEDDINGS),
         "`POST /v1/responses`": sorted(harmless.RESPONSES),
         "`POST /v1/audio/speech`": sorted(harmless.SPEECH),
         "`POST /v1/audio/transcriptions`, `POST /v1/audio/translations`": sorted(harmless.TRANSCRIPTIONS),

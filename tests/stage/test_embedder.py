@@ -135,6 +135,11 @@ async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     await asyncio.gather(task, return_exceptions=True)  # it was killed, perhaps
 
 
+async def read_to_the_end(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:  # pyright: ignore[reportAttributeAccessIssue]
+        pass
+
+
 def close(found: Any, expected: Any) -> bool:
     return np.abs(np.array(found) - np.array(expected)).max() < TOLERANCE
 
@@ -294,8 +299,7 @@ async def test_a_dead_engine_ends_the_stage_and_its_requests(served: Served) -> 
         if "EngineCore" in child.name() or any("EngineCore" in word for word in child.cmdline()):
             child.kill()
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        while await call.read() is not grpc.aio.EOF:
-            pass
+        await read_to_the_end(call)
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "the embedder's engine died" in (failed.value.details() or "")
     with pytest.raises(Exception, match="the embedder's engine died"):

@@ -52,7 +52,7 @@ class EmbeddingRequest(ignoring(InputMembers, *harmless.EMBEDDINGS)):
 
     def message(self, info: server_info_pb2.EmbedderInfo) -> embedder_pb2.EmbedRequest:
         """Raises ApiError: 400, there is no input, or too many."""
-        inputs: Sequence[Any] = [self.input] if self.is_single else self.input
+        inputs = [self.input] if self.is_single else list[Any](self.input)
         check_count(len(inputs), "input", info)
         length = min(self.dimensions or info.dimensions, info.dimensions)
         if len(inputs) * length > MAX_VALUES:

@@ -83,6 +83,7 @@ def _bert(**more: Any) -> tuple[Any, Any]:
 def _xlm_roberta(**more: Any) -> tuple[Any, Any]:
     tokenizer = pieces()
     sizes = _encoder_sizes(tokenizer, max_position_embeddings=MOST_TOKENS + 2, type_vocab_size=1, **more)
+    sizes["position_embedding_type"] = "absolute"  # in published files; vLLM asks for it
     return tokenizer, transformers.XLMRobertaConfig(**sizes)
 
 
@@ -98,7 +99,7 @@ def modernbert_mean() -> tuple[Any, Any]:
     """Windows and whole attention in turns."""
     tokenizer = word_pieces()
     sizes = _encoder_sizes(tokenizer, max_position_embeddings=256, local_attention=16, global_attn_every_n_layers=2)
-    ids = {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
+    ids: dict[str, Any] = {"cls_token_id": 2, "sep_token_id": 3, "bos_token_id": 2, "eos_token_id": 3}
     return tokenizer, transformers.ModernBertConfig(**sizes, **ids)
 
 
@@ -106,7 +107,7 @@ def qwen3_last() -> tuple[Any, Any]:
     """A decoder, whose embeddings may be shorter."""
     tokenizer = ended_bytes()
     sizes = _encoder_sizes(tokenizer, num_key_value_heads=1, head_dim=32, max_position_embeddings=256)
-    return tokenizer, transformers.Qwen3Config(**sizes, matryoshka_dimensions=[16, 32, 64])
+    return tokenizer, transformers.Qwen3Config(**sizes | {"matryoshka_dimensions": [16, 32, 64]})
 
 
 def bert_pairs() -> tuple[Any, Any]:
