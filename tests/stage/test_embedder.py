@@ -239,7 +239,10 @@ async def test_bad_input_is_refused_and_costs_nobody_else(served: Served) -> Non
     stub, embeds = served.stub, served.embeds
     bad: list[tuple[Any, str]] = [
         (stub.Embed(embedder_pb2.EmbedRequest(request_id="r")), "inputs: are missing" if embeds else "scores pairs"),
-        (stub.Score(embedder_pb2.ScoreRequest(request_id="r")), "scores no pairs" if embeds else "queries: must be 1"),
+        (
+            stub.Score(embedder_pb2.ScoreRequest(request_id="r")),
+            "scores no pairs" if embeds else "documents: are missing",
+        ),
         (stub.Embed(embedder_pb2.EmbedRequest()), "request_id: is required"),
     ]
     if embeds:

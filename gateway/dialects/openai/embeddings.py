@@ -60,12 +60,7 @@ class EmbeddingRequest(ignoring(InputMembers, *harmless.EMBEDDINGS)):
             raise invalid("input", f"{reason} in one request")
         refuse_long((each for each in inputs if isinstance(each, str)), "input")
         request = embedder_pb2.EmbedRequest(
-            inputs=[
-                embedder_pb2.EmbedInput(text=each)
-                if isinstance(each, str)
-                else embedder_pb2.EmbedInput(token_ids=thinker_pb2.TokenIds(ids=each))
-                for each in inputs
-            ],
+            inputs=map(_input, inputs),
             dimensions=self.dimensions,
             no_special_tokens=self.add_special_tokens is False,
         )
@@ -75,6 +70,13 @@ class EmbeddingRequest(ignoring(InputMembers, *harmless.EMBEDDINGS)):
     def own_name(self, member: str) -> str:
         """A request's own name of what one with a list of inputs has."""
         return member.replace("input[0]", "input", 1) if self.is_single else member
+
+
+def _input(given: Any) -> embedder_pb2.EmbedInput:
+    """Of a text, or of token ids."""
+    if isinstance(given, str):
+        return embedder_pb2.EmbedInput(text=given)
+    return embedder_pb2.EmbedInput(token_ids=thinker_pb2.TokenIds(ids=given))
 
 
 @router.post("/v1/embeddings", openapi_extra=page(EmbeddingRequest, "a list of embeddings", answered=JSON))

@@ -107,7 +107,8 @@ def qwen3_last() -> tuple[Any, Any]:
     """A decoder, whose embeddings may be shorter."""
     tokenizer = ended_bytes()
     sizes = _encoder_sizes(tokenizer, num_key_value_heads=1, head_dim=32, max_position_embeddings=256)
-    return tokenizer, transformers.Qwen3Config(**sizes | {"matryoshka_dimensions": [16, 32, 64]})
+    sizes["matryoshka_dimensions"] = [16, 32, 64]
+    return tokenizer, transformers.Qwen3Config(**sizes)
 
 
 def bert_pairs() -> tuple[Any, Any]:
