@@ -14,6 +14,7 @@ from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.yaml_source import YamlError
 from services.demo_models import OMNI, PAINTER, resolve
 from services.registry import (
+    ANY_MODEL,
     EMBEDDING_FILE,
     TEXT_PIPELINE,
     TRANSCRIPTION_PIPELINE,
@@ -179,12 +180,13 @@ def _own_pipeline(model: str) -> Path | None:
     try:
         if is_diffusion(model):
             return DIT_PIPELINE
-        if not folder.is_dir():
-            folder = hub.fetched(model, "config.json").parent
+        is_local = folder.is_dir()
+        folder = folder if is_local else hub.fetched(model, "config.json").parent
+        family = family_of(config := read_config(folder))
+        if family is ANY_MODEL and not is_local:
             with suppress(Exception):  # most have none
                 hub.fetched(model, EMBEDDING_FILE)
-        config = read_config(folder)
-        named = embedder_pipeline(folder, config) or family_of(config).pipeline_of(config)
+        named = embedder_pipeline(folder, config) or family.pipeline_of(config)
         return SHIPPED / named if named else None
     except Exception:  # the hub's client and its HTTP library have errors of their own; `check` says what is wrong
         return None
