@@ -31,8 +31,14 @@ _SOUNDTRACK = "audio"  # the field beside a video, (batch, channels, samples) or
 GUIDANCE = ("guidance_scale", "true_cfg_scale", "prior_guidance_scale")
 FRAMES = ("num_frames", "video_length", "frames")
 SECONDS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
-_TIMES = frozenset({"timestep", "timesteps", "t"})
-_CONTROLS = ("controlnet", "adapter", "control_image", "control_video")  # of the class, or of its call
+_TIMES = re.compile(r"^t$|(^|_)timesteps?$")
+_CONTROLS = (
+    "controlnet",
+    "adapter",
+    "control_image",
+    "control_video",
+    "original_image",
+)  # of the class, or of its call
 _STARTS_FROM_A_PICTURE = re.compile(
     r"ImageToVideo|Image2Video|(Img|Depth)2Img|Inpaint|(?<!T)I2V|I2I|Edit|Pix2Pix|Upscale|SuperResolution|Refiner|VideoToWorld"
 )
@@ -85,7 +91,7 @@ def why_not(cls: type) -> str | None:
     if result is None:
         return "makes no images, video or sound"
     parameters = parameters_of(cls)
-    if "prompt" not in parameters:
+    if "prompt" not in parameters and not ("image" in parameters and _is_required(parameters["image"])):
         return "takes no prompt"
     if "num_inference_steps" not in parameters:
         return "takes no number of denoising steps"
@@ -159,7 +165,7 @@ def frames_per_second(cls: Any) -> float:
 
 def is_denoiser(cls: type) -> bool:
     """Whether models of the class are called at each step: with its time."""
-    return issubclass(cls, torch.nn.Module) and not _TIMES.isdisjoint(inspect.signature(cls.forward).parameters)
+    return issubclass(cls, torch.nn.Module) and any(map(_TIMES.search, inspect.signature(cls.forward).parameters))
 
 
 def denoisers(pipeline: Any) -> dict[str, torch.nn.Module]:
@@ -238,7 +244,8 @@ def own_size(pipeline: Any) -> tuple[int, int]:
 def own_frames(pipeline: Any, argument: str) -> int:
     """Frames of a call that gives none; 0: it is not known."""
     configs = [each.config for each in denoisers(pipeline).values()]
-    known = (default_of(type(pipeline), argument), *(getattr(config, "sample_frames", None) for config in configs))
+    known = [default_of(type(pipeline), argument)]
+    known += [getattr(config, name, None) for name in ("sample_frames", "num_frames") for config in configs]
     return next((value for value in known if isinstance(value, int)), 0)
 
 

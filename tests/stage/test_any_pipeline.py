@@ -148,6 +148,24 @@ def test_edits_and_masks_of_a_class_without_a_row(dit: Bench) -> None:
         assert torch.equal(mine, torch.as_tensor(their))
 
 
+def test_a_class_without_prompts_makes_a_video_of_a_picture() -> None:
+    picture = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
+    checkpoint = unlisted_checkpoint(unlisted.stable_video_diffusion)
+    small: dict[str, Any] = {"num_inference_steps": 2, "num_frames": 3, **SMALL}
+    with bench(checkpoint, default_size="64x64") as dit:
+        warm_up(dit.engine)
+        assert (dit.info.one_at_a_time, list(dit.info.tasks)) == ("", [dit_pb2.DIT_TASK_IMAGE_TO_VIDEO])
+        assert (dit.info.default_frames, dit.info.frames_per_second, dit.info.max_prompt_tokens) == (4, 7.0, 0)
+        motion = {"arguments": json.dumps({"motion_bucket_id": 60})}
+        specs = order(dit, {"prompt": "not read", "seed": 3} | small | motion, [picture])
+        (mine,) = dit.make(specs)
+    plain = fresh(checkpoint)
+    plain.set_progress_bar_config(disable=True)
+    generator = torch.Generator("cpu").manual_seed(3)
+    their = plain(picture, **small, motion_bucket_id=60, generator=generator, output_type="np").frames[0]
+    assert torch.equal(mine, torch.as_tensor(their))
+
+
 def test_a_class_that_changes_its_models_makes_one_output_at_a_time() -> None:
     with bench(unlisted_checkpoint(unlisted.perturbed_attention), default_size=None) as dit:
         warm_up(dit.engine)
@@ -170,6 +188,7 @@ def test_a_class_that_changes_its_models_makes_one_output_at_a_time() -> None:
         ("CogVideoXVideoToVideoPipeline", "needs something other than an image.*such as CogVideoXPipeline"),
         ("DDPMPipeline", "takes no prompt"),
         ("FluxControlPipeline", "needs something for its control_image.*such as FluxPipeline"),
+        ("IFImg2ImgSuperResolutionPipeline", "needs something for its original_image"),
         ("StableAudio3InpaintPipeline", "needs something other than an image"),
         ("VersatileDiffusionPipeline", "makes no images, video or sound"),
         ("NoSuchPipeline", "diffusers .* has no such pipeline.*code that comes with a checkpoint is not run"),

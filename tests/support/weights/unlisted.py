@@ -12,7 +12,16 @@ import torch
 from diffusers.models.autoencoders.autoencoder_dc import AutoencoderDC
 from diffusers.pipelines.ltx2 import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
-from transformers import CLIPTextModel, CLIPTextModelWithProjection, Gemma2Config, Gemma2Model, T5EncoderModel
+from transformers import (
+    CLIPImageProcessor,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPVisionConfig,
+    CLIPVisionModelWithProjection,
+    Gemma2Config,
+    Gemma2Model,
+    T5EncoderModel,
+)
 
 from cli.tiny import parts
 from cli.tiny.weights import _randomize
@@ -235,6 +244,35 @@ def ltx2() -> Any:
             **heads,
         ),
         **_gemma(),
+    )
+
+
+def stable_video_diffusion() -> Any:
+    """It reads no prompt."""
+    vision = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=64, projection_dim=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    return diffusers.StableVideoDiffusionPipeline(
+        vae=diffusers.AutoencoderKLTemporalDecoder(
+            **parts.vae_sizes(8, 4), down_block_types=("DownEncoderBlock2D",) * 4
+        ),
+        image_encoder=CLIPVisionModelWithProjection(vision),
+        unet=diffusers.UNetSpatioTemporalConditionModel(
+            sample_size=8,
+            in_channels=8,  # latents, and those of the picture
+            out_channels=4,
+            block_out_channels=(32, 64),
+            layers_per_block=1,
+            down_block_types=("CrossAttnDownBlockSpatioTemporal", "DownBlockSpatioTemporal"),
+            up_block_types=("UpBlockSpatioTemporal", "CrossAttnUpBlockSpatioTemporal"),
+            cross_attention_dim=32,
+            num_attention_heads=(2, 2),
+            addition_time_embed_dim=8,
+            projection_class_embeddings_input_dim=3 * 8,  # frames a second, motion, noise
+            num_frames=4,
+        ),
+        scheduler=diffusers.EulerDiscreteScheduler(prediction_type="v_prediction", use_karras_sigmas=True),
+        feature_extractor=CLIPImageProcessor(),
     )
 
 
