@@ -250,11 +250,17 @@ def ltx2() -> Any:
 def stable_video_diffusion() -> Any:
     """It reads no prompt."""
     vision = CLIPVisionConfig(
-        hidden_size=32, intermediate_size=64, projection_dim=32, num_hidden_layers=1, num_attention_heads=2
+        hidden_size=32,
+        intermediate_size=64,
+        projection_dim=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=224,  # as the pipeline scales its picture
+        patch_size=56,
     )
     return diffusers.StableVideoDiffusionPipeline(
         vae=diffusers.AutoencoderKLTemporalDecoder(
-            **parts.vae_sizes(8, 4), down_block_types=("DownEncoderBlock2D",) * 4
+            block_out_channels=(32,) * 4, down_block_types=("DownEncoderBlock2D",) * 4
         ),
         image_encoder=CLIPVisionModelWithProjection(vision),
         unet=diffusers.UNetSpatioTemporalConditionModel(
