@@ -54,7 +54,7 @@ def small_requests(models: Pipelines, info: server_info_pb2.DitInfo, inputs: Map
 def _size(info: server_info_pb2.DitInfo, inputs: Mapping[str, Any]) -> tuple[int, int]:
     """(width, height), which the stage takes."""
     multiple = info.size_multiple or 1
-    sides = inputs.get("width"), inputs.get("height")
+    sides: Any = inputs.get("width"), inputs.get("height")
     picture = inputs.get("image")
     if not all(isinstance(side, int) for side in sides):
         sides = _sides(picture[0] if isinstance(picture, list) and picture else picture)

@@ -136,7 +136,7 @@ def _processor(cls: Any, repository: str, **options: Any) -> Any:
     """A processor of pictures, with a tokenizer; `Auto` is Qwen2-VL's."""
     if cls.__name__.startswith("Auto"):
         cls = transformers.Qwen2_5_VLProcessor
-    patches = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+    patches: Any = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
     images = transformers.Qwen2VLImageProcessor(min_pixels=28 * 28, max_pixels=56 * 56, **patches)
     given = {"image_processor": images, "tokenizer": _bytes(), "chat_template": SEEING_TEMPLATE}
     if "video_processor" in inspect.signature(cls.__init__).parameters:
@@ -194,14 +194,15 @@ def nothing_is_fetched() -> Iterator[None]:
 def agree(pipeline: Any) -> None:
     """Gives models the ids that the stand-ins' tokenizers have for pictures, and embeddings for all of their ids."""
     for name, tokenizer in pipeline.components.items():
-        encoder = pipeline.components.get(name.replace("tokenizer", "text_encoder"))
+        encoder: Any = pipeline.components.get(name.replace("tokenizer", "text_encoder"))
         if isinstance(tokenizer, transformers.PreTrainedTokenizerBase) and isinstance(encoder, _MODEL):
             embeddings = encoder.get_input_embeddings()
             if isinstance(embeddings, torch.nn.Embedding) and embeddings.num_embeddings < len(tokenizer):
                 encoder.resize_token_embeddings(len(tokenizer))
     tokenizers = [getattr(part, "tokenizer", part) for part in pipeline.components.values()]
     for tokenizer in (part for part in tokenizers if isinstance(part, transformers.PreTrainedTokenizerBase)):
-        ids = tokenizer.get_added_vocab()
+        vocabulary: Any = tokenizer
+        ids = vocabulary.get_added_vocab()
         names = {"image_token_id": "<|image_pad|>", "video_token_id": "<|video_pad|>"}
         names |= {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
         for model in pipeline.components.values():
