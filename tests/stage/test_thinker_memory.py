@@ -69,12 +69,13 @@ def test_a_step_has_as_many_tokens_as_vllm_gives_its_own_server(
 
     from services.thinker import engine
 
-    def from_engine_args(_: object, usage_context: object = None, **__: object) -> object:
-        return usage_context
+    def from_vllm_config(config: list[object], usage_context: object = None, **__: object) -> list[object]:
+        return [*config, usage_context]
 
-    monkeypatch.setattr(AsyncLLM, "from_engine_args", from_engine_args)
-    monkeypatch.setattr(engine, "engine_args", lambda *_: None)
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", from_vllm_config)
+    monkeypatch.setattr(engine, "engine_args", lambda *_: SimpleNamespace(create_engine_config=lambda usage: [usage]))
+    monkeypatch.setattr(engine, "make_room_for_media", lambda config: None)
     (tmp_path / "config.json").write_text("{}")
     checkpoint: Any = SimpleNamespace(dtype="bfloat16", folder=tmp_path)
-    context: Any = engine._load(ThinkerSettings(model="org/name"), checkpoint, "ipc://@nobody")
-    assert context is UsageContext.OPENAI_API_SERVER  # what that is on a GPU: tests/rehearsal/test_vllm_cuda.py
+    contexts: Any = engine._load(ThinkerSettings(model="org/name"), checkpoint, "ipc://@nobody")
+    assert contexts == [UsageContext.OPENAI_API_SERVER] * 2  # what that is on a GPU: tests/rehearsal/test_vllm_cuda.py

@@ -54,13 +54,9 @@ def facts(case: Case) -> dict[str, Any]:
 
     settings = ThinkerSettings.load([f"--model={case.model}", *case.flags])
     environment.configure(settings)
-    with (
-        patch.object(AsyncLLM, "from_engine_args", lambda args, usage_context, **_: (args, usage_context)),
-        capture_logs() as logged,
-    ):
-        args, context = cast(Any, engine._load(settings, load_checkpoint(case.model), ROWS_ADDRESS))
+    with patch.object(AsyncLLM, "from_vllm_config", lambda config, **_: config), capture_logs() as logged:
+        config = cast(Any, engine._load(settings, load_checkpoint(case.model), ROWS_ADDRESS))
     (line,) = [each for each in logged if each["event"] == "execution paths"]
-    config = args.create_engine_config(usage_context=context)
     found = {"said": {part: line[part] for part in line["reasons"]}, **_of_config(config)}
     if settings.tensor_parallel_size == 1:
         found |= _of_model(config)
