@@ -67,7 +67,8 @@ def _step(what: str) -> Iterator[None]:
 def brief(error: BaseException) -> str:
     """An error in a line."""
     text = re.sub(r"\s+", " ", str(error)).strip() or type(error).__name__
-    text = re.sub(r"(/[\w.+-]+){2,}/", "", text)  # folders
+    text = re.sub(r"(/[\w.+-]+){2,}/|\btmp\w{8}: ", "", text)  # folders
+    text = re.sub(r"\d{12,}", "...", text)  # addresses of objects
     text = text if isinstance(error, (ValueError, _Failure)) else f"{type(error).__name__}: {text}"
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
