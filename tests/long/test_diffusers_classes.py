@@ -1,6 +1,7 @@
 """The table of diffusers' pipeline classes says what its program finds."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,8 +26,7 @@ SMALL = {"width": 64, "height": 64}
 
 
 def rows(page: Path) -> dict[str, str]:
-    lines = [line for line in page.read_text().splitlines() if line.startswith("| ") and line.count("|") == 5]
-    return {line.split(" ")[1]: line for line in lines if "Pipeline" in line}
+    return {found[1]: found[0] for found in re.finditer(r"^\| ([A-Z]\w+) \| .*$", page.read_text(), re.MULTILINE)}
 
 
 def test_it_has_a_row_for_each_class_and_says_what_no_request_can_ask_for() -> None:
