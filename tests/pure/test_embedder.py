@@ -17,6 +17,7 @@ from services.embedder.checkpoint import load_checkpoint
 from services.embedder.config import EmbedderSettings
 from services.embedder.texts import InputCut, Prompt, Tokenizer, longest_first, read_all
 from tests.pure.test_gpu_plan import gpus
+from tests.support import engines
 from tests.support.weights import embedding_models
 from tests.support.weights.embedding_models import EMBEDDING, SCORING, embedding_checkpoint
 
@@ -47,6 +48,7 @@ FOUND: list[tuple[str, dict[str, Any], str]] = [
 def test_the_pipeline_of_a_checkpoint_is_found(
     tmp_path: Path, architecture: str, more: dict[str, Any], pipeline: str
 ) -> None:
+    engines.require("vllm")  # whose tables of architectures are read
     checkpoint = str(folder(tmp_path, architecture, **more))
     assert pipeline_for(checkpoint).name == pipeline
     (stage,) = stages_to_start(LaunchOptions(checkpoint, pipeline=pipeline_for(checkpoint)))
@@ -55,6 +57,7 @@ def test_the_pipeline_of_a_checkpoint_is_found(
 
 
 def test_a_stage_of_the_wrong_kind_is_refused_with_what_works(tmp_path: Path) -> None:
+    engines.require("vllm")  # whose tables of architectures are read
     with pytest.raises(UsageError, match="this checkpoint has no thinker: give --pipeline embeddings"):
         check_model("--model", str(folder(tmp_path, "BertModel")), "thinker")
     with pytest.raises(UsageError, match="this checkpoint has no thinker: give --pipeline rerank"):
@@ -67,6 +70,7 @@ def test_a_stage_of_the_wrong_kind_is_refused_with_what_works(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", [*EMBEDDING, *SCORING])
 def test_small_checkpoints_are_what_they_are(name: str) -> None:
+    engines.require("vllm")  # whose tables of architectures are read
     found = load_checkpoint(EmbedderSettings(model=str(embedding_checkpoint(name))))
     assert (found.scores, found.dtype) == (name in SCORING, "float32")
     pipeline = "rerank.yaml" if name in SCORING else "embeddings.yaml"
