@@ -29,7 +29,7 @@ EAGER = "eager"
 _PACKED = ("awq", "gptq")  # four bits a weight, eight weights in an int32
 MIN_CAPABILITY = {"bfloat16": (8, 0), "float32": (7, 5), "float16": (7, 5)}
 _BATCHED_TOKENS_ON_CPU = 128
-_MEDIUM_TOKENS_ON_CPU = 4096  # twice a step by vLLM's own default: the media of a step are encoded together
+_MEDIUM_TOKENS_ON_CPU = 2048  # a step by vLLM's own default: the media of a step are encoded together
 _LONG_PREFILL_TOKENS = 512  # of a prompt in a step, beside others: fewer would leave a GPU idle
 _TOO_LARGE_MEDIUM = re.compile(r"a\(n\) (\w+) item with (\d+) embedding tokens, .* encoder cache size (\d+)")
 # Of a CPU's KV cache: vLLM fills it with zeros at the start, and a small model cannot use so many tokens.
