@@ -39,8 +39,8 @@ BACK_OFF_S = 0.25  # after a refusal
 BACK_WITHIN_S, READY_POLL_S = 180.0, 0.1
 IDLE_WITHIN_S = 30.0
 LATEST_CANCEL_S = 0.4
-# A stage that was killed has no connections to others yet, one that ran long has some. The thinker encodes more media at
-# once under the load than before it, and its allocator keeps what that took: 15 to 133 MiB were seen.
+# A stage that was killed has no connections to others yet, one that ran long has some. The thinker encodes more media
+# at once under the load than before it, and its allocator keeps what that took: 15 to 133 MiB were seen.
 MORE_FILES, MORE_MEMORY_BYTES = 16, 256 * 2**20
 
 
