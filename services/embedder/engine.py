@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -15,7 +16,8 @@ from services.embedder.config import EmbedderSettings
 from services.embedder.metrics import INPUTS, TOKENS, PoolingStats
 from services.embedder.texts import Prompt
 from services.thinker import device
-from services.thinker.environment import failure, scratch_dir
+from services.thinker.environment import scratch_dir
+from services.thinker.llm import shut_down, started
 from services.thinker.recorder import VllmRecorder, profiler_config
 
 if TYPE_CHECKING:
@@ -80,13 +82,7 @@ class EmbedderEngine:
         checkpoint = await asyncio.to_thread(load_checkpoint, settings)
         async with contextlib.AsyncExitStack() as stack:
             scratch = stack.enter_context(scratch_dir())
-            try:
-                llm = await asyncio.to_thread(_load, settings, checkpoint)
-            except Exception as error:
-                cause = await asyncio.to_thread(failure, scratch, error)
-                if cause is None:
-                    raise
-                raise ValueError(cause) from error
+            llm = await started(partial(_load, settings, checkpoint), scratch)
             resources = stack.pop_all()
         return cls(llm, checkpoint, settings, resources)
 
@@ -155,11 +151,7 @@ class EmbedderEngine:
 
     async def close(self) -> None:
         """Ends the engine's processes."""
-        if self._llm.output_handler:
-            self._llm.output_handler.cancel()  # it would take the end of the engine for a failure
-        await asyncio.to_thread(self._llm.shutdown)
-        # Its destructor calls it again, and fails at the interpreter's end.
-        self._llm.shutdown = lambda timeout=None: None
+        await shut_down(self._llm)
         await self._resources.aclose()
 
 

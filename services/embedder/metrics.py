@@ -1,11 +1,11 @@
 """Prometheus metrics that only the embedder has."""
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter, Gauge
 
 from services.common.telemetry import metrics
+from services.thinker.step_stats import StepStats
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
@@ -20,12 +20,8 @@ STEP_SECONDS = metrics.STEP_SECONDS.labels("embedder", "step")
 STEP_BATCH = metrics.STEP_BATCH.labels("embedder", "step")
 
 
-class PoolingStats:
-    """Takes the statistics of each step, on the event loop. An error would end the engine's output. It has the methods
-    of vLLM's StatLoggerBase without importing vLLM."""
-
-    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        self._before: float | None = None  # when the last step ended, if inputs ran on
+class PoolingStats(StepStats):
+    """Of the embedder's steps."""
 
     def record(
         self,
@@ -38,13 +34,8 @@ class PoolingStats:
             STEP_BATCH.observe(ended)
         if scheduler_stats is None:
             return
-        now, running = time.monotonic(), scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs
-        if self._before is not None:
-            STEP_SECONDS.observe(now - self._before)
-        self._before = now if running else None
+        runs_on = scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs > 0
+        if (seconds := self.seconds_of_step(runs_on)) is not None:
+            STEP_SECONDS.observe(seconds)
         INPUTS_RUNNING.set(scheduler_stats.num_running_reqs)
         INPUTS_WAITING.set(scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs)
-
-    def log(self) -> None: ...
-
-    def log_engine_initialized(self) -> None: ...

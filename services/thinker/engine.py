@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,7 +18,7 @@ from services.thinker import device, execution, parsers
 from services.thinker.compiling import GrammarChecks
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Prompt
-from services.thinker.environment import failure, scratch_dir, sockets_dir
+from services.thinker.environment import scratch_dir, sockets_dir
 from services.thinker.execution import (
     compute_dtype,
     engine_args,
@@ -27,6 +28,7 @@ from services.thinker.execution import (
     too_large_medium,
 )
 from services.thinker.family import ThinkerCheckpoint, load_checkpoint
+from services.thinker.llm import shut_down, started
 from services.thinker.lora import Adapters
 from services.thinker.metrics import EngineStats
 from services.thinker.plugin.row_channel import RowReceiver
@@ -147,13 +149,7 @@ class ThinkerEngine:
             checkpoint, tool_parser = await asyncio.to_thread(parsers.choose, settings, checkpoint)
             rows = RowReceiver(sockets_dir())
             stack.push_async_callback(rows.close)
-            try:
-                llm = await asyncio.to_thread(_load, settings, checkpoint, rows.address)
-            except Exception as error:
-                cause = await asyncio.to_thread(failure, scratch, error)
-                if cause is None:
-                    raise
-                raise ValueError(cause) from error
+            llm = await started(partial(_load, settings, checkpoint, rows.address), scratch)
             adapters = Adapters(llm, settings, checkpoint.folder)
             grammars = GrammarChecks(checkpoint.folder, llm.model_config.get_vocab_size())
             stack.callback(grammars.close)
@@ -239,11 +235,7 @@ class ThinkerEngine:
 
     async def close(self) -> None:
         """Ends the engine's processes."""
-        if self._llm.output_handler:
-            self._llm.output_handler.cancel()  # it would take the end of the engine for a failure
-        await asyncio.to_thread(self._llm.shutdown)
-        # Its destructor calls it again, and fails at the interpreter's end.
-        self._llm.shutdown = lambda timeout=None: None
+        await shut_down(self._llm)
         await self._resources.aclose()
 
 

@@ -1,11 +1,11 @@
 """Prometheus metrics that only the thinker has."""
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter, Gauge
 
 from services.common.telemetry import metrics
+from services.thinker.step_stats import StepStats
 
 if TYPE_CHECKING:
     from vllm.v1.metrics.stats import IterationStats, SchedulerStats
@@ -26,12 +26,8 @@ def kv_cache_usage() -> float:
     return next(sample.value for metric in KV_CACHE_USED.collect() for sample in metric.samples)
 
 
-class EngineStats:
-    """Takes the statistics of each step, on the event loop. An error would end the engine's output. It has the methods
-    of vLLM's StatLoggerBase without importing vLLM."""
-
-    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        self._before: float | None = None  # when the last step ended, if requests ran on
+class EngineStats(StepStats):
+    """Of the thinker's steps."""
 
     def record(
         self,
@@ -42,10 +38,9 @@ class EngineStats:
     ) -> None:
         if scheduler_stats is None:
             return
-        now, running = time.monotonic(), scheduler_stats.num_running_reqs
-        if self._before is not None:
-            STEP_SECONDS.observe(now - self._before)
-        self._before = now if running else None
+        running = scheduler_stats.num_running_reqs
+        if (seconds := self.seconds_of_step(running > 0)) is not None:
+            STEP_SECONDS.observe(seconds)
         if running:
             STEP_BATCH.observe(running)
         REQUESTS_RUNNING.set(running)
@@ -57,7 +52,3 @@ class EngineStats:
             TOKENS.labels("prompt").inc(iteration_stats.prompt_token_stats.computed)
             TOKENS.labels("generated").inc(iteration_stats.num_generation_tokens)
             PREEMPTIONS.inc(iteration_stats.num_preempted_reqs)
-
-    def log(self) -> None: ...
-
-    def log_engine_initialized(self) -> None: ...

@@ -272,14 +272,18 @@ async def test_bad_input_is_refused_and_costs_nobody_else(served: Served) -> Non
     assert served.stage.admission.in_flight == 0
 
 
+def long_call(served: Served, request_id: str) -> Any:
+    """Of 2,000 texts, or pairs."""
+    if served.embeds:
+        inputs = [embedder_pb2.EmbedInput(text=TEXTS[4])] * 2000
+        return served.stub.Embed(embedder_pb2.EmbedRequest(request_id=request_id, inputs=inputs))
+    documents = [TEXTS[4]] * 2000
+    return served.stub.Score(embedder_pb2.ScoreRequest(request_id=request_id, queries=["x"], documents=documents))
+
+
 async def test_a_cancelled_request_leaves_the_engine(served: Served) -> None:
     unfinished = served.engine._llm.output_processor.get_num_unfinished_requests
-    text = TEXTS[4]
-    if served.embeds:
-        inputs = [embedder_pb2.EmbedInput(text=text)] * 2000
-        call = served.stub.Embed(embedder_pb2.EmbedRequest(request_id="gone", inputs=inputs))
-    else:
-        call = served.stub.Score(embedder_pb2.ScoreRequest(request_id="gone", queries=["x"], documents=[text] * 2000))
+    call = long_call(served, "gone")
     await call.read()  # it has begun
     assert 0 < unfinished() <= 8  # a request has no more in the engine than a step takes
     call.cancel()
@@ -292,12 +296,7 @@ async def test_a_cancelled_request_leaves_the_engine(served: Served) -> None:
 
 async def test_a_dead_engine_ends_the_stage_and_its_requests(served: Served) -> None:
     """The last test: nothing is left."""
-    text = TEXTS[4]
-    if served.embeds:
-        inputs = [embedder_pb2.EmbedInput(text=text)] * 2000
-        call = served.stub.Embed(embedder_pb2.EmbedRequest(request_id="dies", inputs=inputs))
-    else:
-        call = served.stub.Score(embedder_pb2.ScoreRequest(request_id="dies", queries=["x"], documents=[text] * 2000))
+    call = long_call(served, "dies")
     await call.read()
     for child in psutil.Process().children():  # not those of a system that other tests share
         with contextlib.suppress(psutil.NoSuchProcess):  # a zombie has no command
