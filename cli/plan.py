@@ -27,7 +27,8 @@ PIPELINE = SHIPPED / "qwen3-omni.yaml"
 DIT_PIPELINE = SHIPPED / "dit.yaml"
 OMNI_DIT_PIPELINE = SHIPPED / "qwen3-omni-dit.yaml"
 VOICED_PIPELINE = SHIPPED / "llm-tts.yaml"
-TRANSCRIBED_PIPELINES = {True: SHIPPED / "asr-llm-tts.yaml", False: SHIPPED / "asr-llm.yaml"}  # with a voice, without
+ASR_PIPELINE = SHIPPED / "asr-llm.yaml"
+ASR_VOICED_PIPELINE = SHIPPED / "asr-llm-tts.yaml"
 GATEWAY = "gateway"  # the process beside the stages
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 SPEECH = frozenset({"talker", "code2wav"})
@@ -165,14 +166,14 @@ def pipeline_for(model: str, talker_model: str | None = None, asr_model: str | N
     """Returns a checkpoint's pipeline file; Qwen3-Omni's if config.json cannot be read. Raises LaunchError: the model
     speaks, and `asr_model` is given."""
     if talker_model is not None:
-        return VOICED_PIPELINE if asr_model is None else TRANSCRIBED_PIPELINES[True]
+        return VOICED_PIPELINE if asr_model is None else ASR_VOICED_PIPELINE
     own = _own_pipeline(model)
     if asr_model is None:
         return own or PIPELINE
     if own is not None and own.name not in (TEXT_PIPELINE, TRANSCRIPTION_PIPELINE):
         reason = f"{model} is served by {own.stem}, where no model only writes down speech; leave it out, or give a"
         raise LaunchError(f"--asr-model: {reason} --pipeline whose outputs.transcript is a stage of its own")
-    return TRANSCRIBED_PIPELINES[False]
+    return ASR_PIPELINE
 
 
 def _own_pipeline(model: str) -> Path | None:

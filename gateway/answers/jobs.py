@@ -18,7 +18,7 @@ from gateway.answers.request import (
     ToolChoice,
 )
 from gateway.answers.sampling import sampling_of, talker_sampling
-from gateway.answers.transcription.heard import hears, transcripts_of
+from gateway.answers.transcription.sound_transcripts import hears, transcripts_of
 from gateway.errors import ApiError, invalid
 from gateway.media.check import MediaFile, load_media
 from gateway.media.kept import MediaName

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.plan import TRANSCRIBED_PIPELINES
+from cli.plan import ASR_VOICED_PIPELINE
 from gateway.pipeline.speakable_text import SpeakableText
 from tests.support.clients.realtime_client import session
 from tests.support.clients.speech import ENDLESS_SPEECH
@@ -124,7 +124,7 @@ def test_the_documents_lines(tmp_path: Path) -> None:
     }
     typist = Terminal(tmp_path, said, {})
     up, asks = (line for line in commands_of("docs/any-model.md") if "--talker-model" in line or "--out" in line)
-    pipeline = brief_pipeline(tmp_path, TRANSCRIBED_PIPELINES[True])
+    pipeline = brief_pipeline(tmp_path, ASR_VOICED_PIPELINE)
     with typist.served(f"{up} --pipeline {pipeline}", "ready after"):
         assert typist.type(asks).strip()
     assert (tmp_path / "answer.wav").stat().st_size > 44

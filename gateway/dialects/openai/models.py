@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from google.protobuf.json_format import MessageToDict
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.transcription.heard import hears
+from gateway.answers.transcription.sound_transcripts import hears
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.stage import Stage
 from quartet.v1 import dit_pb2, server_info_pb2

@@ -12,7 +12,7 @@ from gateway.answers.request import Tool
 from gateway.answers.sampling import talker_sampling
 from gateway.answers.tools.calls import HostedTool
 from gateway.answers.tools.registry import tool_of
-from gateway.answers.transcription.heard import hears
+from gateway.answers.transcription.sound_transcripts import hears
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.conversation.items import Item, SampledAnswer
 from gateway.dialects.realtime.settings.session import RetentionRatio, Session

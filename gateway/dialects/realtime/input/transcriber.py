@@ -12,10 +12,10 @@ from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound, LiveSound
 from gateway.answers.transcription.formats import joined
-from gateway.answers.transcription.heard import model_that_hears
 from gateway.answers.transcription.languages import language_of
 from gateway.answers.transcription.request import TranscriptionRequest
 from gateway.answers.transcription.run import TranscriptionRun
+from gateway.answers.transcription.sound_transcripts import model_that_hears
 from gateway.dialects.realtime.audio import MODEL_RATE_HZ
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.events import new_id

@@ -7,7 +7,7 @@ from dataclasses import replace
 from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.calls import HostedTool
-from gateway.answers.transcription.heard import hears
+from gateway.answers.transcription.sound_transcripts import hears
 from gateway.answers.turns import Dialog
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
