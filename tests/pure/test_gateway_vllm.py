@@ -550,7 +550,8 @@ async def test_all_of_the_table_of_refusals_is_refused(gateway: Running) -> None
     assert 1 <= len(rows) <= 10
     for name in re.findall("`([^`]+)`", "".join(members for _, members, *_ in rows)):
         if name.startswith("/"):
-            assert (await gateway.http.post(name, json=ASK)).status_code == 404, name
+            # 405: another method of a path that has a place for a name, /v1/responses/{response_id}.
+            assert (await gateway.http.post(name, json=ASK)).status_code in (404, 405), name
             continue
         status, error = await gateway.refusal(ASK | VALUES.get(name, {name: {"a": 1}}))
         assert status == 400, name
