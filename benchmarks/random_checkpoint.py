@@ -19,8 +19,8 @@ from tests.rehearsal.published import NAMES
 from tests.rehearsal.support.published_folders import write
 from tests.support.weights.checkpoints import omni_checkpoint
 
-# Random numbers are made once and repeated. The length shares no factor with any layer's, so that no two rows agree, and
-# each tensor begins elsewhere, so that no two tensors do.
+# Random numbers are made once and repeated. The length shares no factor with any layer's, so that no two rows agree;
+# and each tensor begins elsewhere, so that no two tensors do.
 _BLOCK, _SHIFT = 1_000_003, 7919
 _STD = 0.02
 _ARCHS = {"qwen3-omni-30b": "qwen3-omni"}

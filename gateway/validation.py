@@ -23,6 +23,7 @@ from gateway.json_bounds import check_json
 
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
+JsonPath = Sequence[str | int]
 MAX_ITEMS = 10_000  # of a list that a client sends
 MAX_TOKENS = 350_000  # of a list of token ids; beyond the longest context
 _MOST_KINDS_OF_NULLS = 24  # that are removed one after another; each takes a validation
@@ -152,8 +153,8 @@ def _read_without_nulls(read: Callable[[Any], Model], value: Any, fault: Validat
     for _ in range(_MOST_KINDS_OF_NULLS):
         if not (places := _nulls(value, fault)):
             break
-        for path, kind in places:
-            value = _without_null(value, path, kind)
+        for (path, kind), names in places.items():
+            value = _without_nulls(value, path, kind, names)
         try:
             return read(value)
         except ValidationError as error:
@@ -161,16 +162,17 @@ def _read_without_nulls(read: Callable[[Any], Model], value: Any, fault: Validat
     raise _refusal(fault, value)
 
 
-def _nulls(value: Any, fault: ValidationError) -> list[tuple[list[str | int], Any]]:
-    """Where in `value` a null is at fault: (path, kind of the object that has it)."""
-    found = []
+def _nulls(value: Any, fault: ValidationError) -> dict[tuple[JsonPath, Any], set[str]]:
+    """Where in `value` nulls are at fault: their names, by (path to the object that has them, its kind)."""
+    found: dict[tuple[JsonPath, Any], set[str]] = {}
     for error in fault.errors(include_url=False, include_input=False):
         path = [] if error["type"] == "extra_forbidden" else _place(error, value)
         holder = value
         for part in path[:-1]:
             holder = holder[part]
         if path and isinstance(holder, dict) and holder.get(path[-1], "") is None:
-            found.append((path, _kind(holder)))
+            generic = tuple(0 if isinstance(part, int) else part for part in path[:-1])
+            found.setdefault((generic, _kind(holder)), set()).add(str(path[-1]))
     return found
 
 
@@ -178,18 +180,18 @@ def _kind(holder: dict[str, Any]) -> Any:
     return holder.get("role"), holder.get("type")
 
 
-def _without_null(value: Any, path: Sequence[str | int], kind: Any) -> Any:
-    """A copy of `value` without the null at `path`, and without those at the same place in other items of its lists: a
-    fault is found in one item at a time."""
-    part, *rest = path
-    if isinstance(value, list) and isinstance(part, int):
-        return [_without_null(item, rest, kind) if rest else item for item in value]
-    if not isinstance(value, dict) or part not in value:
+def _without_nulls(value: Any, path: JsonPath, kind: Any, names: set[str]) -> Any:
+    """A copy of `value` without the nulls called `names` in the object at `path`, and in those of its kind at the same
+    place in other items of its lists: a fault is found in one item at a time."""
+    if path:
+        part, *rest = path
+        if isinstance(value, list) and isinstance(part, int):
+            return [_without_nulls(item, rest, kind, names) for item in value]
+        if isinstance(value, dict) and part in value:
+            return {**value, part: _without_nulls(value[part], rest, kind, names)}
         return value
-    if rest:
-        return {**value, part: _without_null(value[part], rest, kind)}
-    if value[part] is None and _kind(value) == kind:
-        return {name: member for name, member in value.items() if name != part}
+    if isinstance(value, dict) and _kind(value) == kind:
+        return {name: member for name, member in value.items() if member is not None or name not in names}
     return value
 
 
