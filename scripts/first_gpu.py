@@ -16,15 +16,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PYTHON, QUARTET = sys.executable, str(Path(sys.executable).with_name("quartet"))
+_PUBLISHED = "qwen3-omni-30b"
 _FACTS = "name,driver_version,memory.total,compute_cap,power.limit,mig.mode.current"
 
 
-def steps(model: str, out: Path) -> dict[str, tuple[int, list[str]]]:
+def steps(model: str, out: Path, folder: Path | None) -> dict[str, tuple[int, list[str]]]:
     """By name: most seconds, and the command."""
     alone = [PYTHON, "-m", "benchmarks.stage_alone"]
     speech = [PYTHON, "-m", "benchmarks.speech", "--no-peer"]
     bfloat16 = ["--device", "cuda", "--dtype", "bfloat16"]
-    return {
+    found = {
         "nvidia-smi": (60, ["nvidia-smi", f"--query-gpu={_FACTS}", "--format=csv"]),
         "topology": (60, ["nvidia-smi", "topo", "-m"]),
         "packages": (120, [PYTHON, "-m", "pip", "list", "--format=freeze"]),
@@ -35,6 +36,25 @@ def steps(model: str, out: Path) -> dict[str, tuple[int, list[str]]]:
         "code2wav": (900, [*alone, "code2wav", *bfloat16, "--json", str(out / "code2wav.json")]),
         "speech": (1800, [*speech, "--json", str(out / "speech.json")]),
     }
+    if folder is not None:
+        load = [
+            "--concurrency",
+            "1",
+            "8",
+            "32",
+            "--requests",
+            "64",
+            "--load",
+            "0",
+            "--tokens",
+            "100",
+            "--frames",
+            "300",
+        ]
+        json_file = str(out / "published-speech.json")
+        found["published-sizes"] = 900, [PYTHON, "-m", "benchmarks.random_checkpoint", _PUBLISHED, str(folder)]
+        found["published-speech"] = 1800, [*speech, "--model", str(folder), *load, "--json", json_file]
+    return found
 
 
 def run(name: str, limit_s: int, command: list[str], out: Path) -> dict[str, object]:
@@ -67,11 +87,17 @@ def pack(out: Path, file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--model", default="Qwen/Qwen3-Omni-30B-A3B-Instruct", help="that the plan is for")
+    parser.add_argument(
+        "--random-model",
+        type=Path,
+        metavar="FOLDER",
+        help=f"a new directory, for 70 GB: speech also at the sizes of {_PUBLISHED}, with random weights",
+    )
     parser.add_argument("--only", nargs="+", metavar="STEP", help="default: all")
     parser.add_argument("--out", type=Path, default=ROOT / "first-gpu", help="directory; the file is beside it")
     flags = parser.parse_args()
     flags.out.mkdir(parents=True, exist_ok=True)
-    chosen = steps(flags.model, flags.out.resolve())
+    chosen = steps(flags.model, flags.out.resolve(), flags.random_model)
     unknown = set(flags.only or ()) - set(chosen)
     if unknown:
         parser.error(f"--only: there is no step {', '.join(sorted(unknown))}; there are {', '.join(chosen)}")

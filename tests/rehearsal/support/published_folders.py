@@ -59,6 +59,7 @@ def _write_holes(file: Path, tensors: dict[str, Header]) -> None:
         begin, end = end, end + _BYTES[dtype] * math.prod(shape)
         stated[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(stated).encode()
+    text += b" " * (-len(text) % 8)  # as safetensors does, so that tensors lie at addresses of their dtype
     with file.open("wb") as out:
         out.write(len(text).to_bytes(8, "little") + text)
         out.truncate(8 + len(text) + end)
