@@ -227,6 +227,7 @@ def test_the_documents_lines(tmp_path: Path) -> None:
         "quartet ": ".venv/bin/quartet ",
     }
     typist = Terminal(tmp_path, said, {})
-    up, hears = (line for line in lines("docs/any-model.md") if "whisper" in line or "transcribe" in line)
+    page = [line for line in lines("docs/any-model.md") if "--asr-model" not in line]
+    up, hears = (line for line in page if "whisper" in line or "transcribe" in line)
     with typist.served(up, "ready after"):
         assert typist.type(hears).strip()
