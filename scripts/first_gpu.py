@@ -37,23 +37,10 @@ def steps(model: str, out: Path, folder: Path | None) -> dict[str, tuple[int, li
         "speech": (1800, [*speech, "--json", str(out / "speech.json")]),
     }
     if folder is not None:
-        load = [
-            "--concurrency",
-            "1",
-            "8",
-            "32",
-            "--requests",
-            "64",
-            "--load",
-            "0",
-            "--tokens",
-            "100",
-            "--frames",
-            "300",
-        ]
-        json_file = str(out / "published-speech.json")
+        load = ["--concurrency", "1", "8", "32", "--requests", "64", "--load", "0"]
+        answers = ["--tokens", "100", "--frames", "300", "--json", str(out / "published-speech.json")]
         found["published-sizes"] = 900, [PYTHON, "-m", "benchmarks.random_checkpoint", _PUBLISHED, str(folder)]
-        found["published-speech"] = 1800, [*speech, "--model", str(folder), *load, "--json", json_file]
+        found["published-speech"] = 1800, [*speech, "--model", str(folder), *load, *answers]
     return found
 
 

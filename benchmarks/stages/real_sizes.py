@@ -15,7 +15,7 @@ from services.talker.family import MoeSpec, ProjectionSpec, SamplingDefaults, Ta
 from services.talker.model import TalkerModel, empty_model
 
 # Random numbers are made once and repeated: the length shares no factor with any layer's, so that no two rows agree.
-_BLOCK = 1_000_003
+BLOCK = 1_000_003
 TEXT_IDS = 4096  # rows of the text table: a step reads one a stream, so a whole vocabulary would change nothing
 
 TALKER = TalkerSpec(
@@ -103,14 +103,20 @@ def random_talker(device: torch.device, dtype: torch.dtype) -> TalkerModel:
 @torch.inference_mode()
 def fill(model: nn.Module) -> None:
     """Random weights that keep the variance of what goes through them; vectors, which are norms and biases, are 1."""
-    block = torch.randn(_BLOCK, generator=torch.Generator().manual_seed(0))
+    block = torch.randn(BLOCK, generator=torch.Generator().manual_seed(0))
     for parameter in model.parameters():
         if parameter.dim() < 2:
             parameter.fill_(1)
             continue
         fan_in = parameter.shape[-1] if parameter.dim() == 2 else parameter[0].numel() // parameter.shape[1]
         scaled = (block * fan_in**-0.5).to(parameter.device, parameter.dtype)
-        flat = parameter.view(-1)
-        whole = flat[: len(flat) // _BLOCK * _BLOCK].view(-1, _BLOCK)
-        whole.copy_(scaled.expand_as(whole))
-        flat[whole.numel() :] = scaled[: len(flat) - whole.numel()]
+        repeat(scaled, parameter)
+
+
+@torch.inference_mode()
+def repeat(block: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Writes `block`, (numbers,), into `tensor` again and again."""
+    flat = tensor.view(-1)
+    whole = flat[: len(flat) // len(block) * len(block)].view(-1, len(block))
+    whole.copy_(block.expand_as(whole))
+    flat[whole.numel() :] = block[: len(flat) - whole.numel()]
