@@ -113,6 +113,7 @@ types: $(READY)
 style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/wrap_documents.py --check
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code protos
 	@for image in protos/released/*.binpb; do $(BIN)/buf breaking --against $$image || exit 1; done

@@ -29,7 +29,7 @@ OF_THE_THINKER = ("torchvision", "msgspec", "pyzmq")  # which its tests need wit
 # They check the repository's files, with no package that differs between environments.
 OF_FILES = (
     *("pure/test_k8s_combinations.py", "pure/test_lock.py", "pure/test_named_files.py", "pure/test_names.py"),
-    *("pure/test_rooms.py", "pure/test_wrap_documents.py", "stage/test_kubectl.py"),
+    *("pure/test_rooms.py", "stage/test_kubectl.py"),
 )
 SHOWN = ("torch", "transformers", "diffusers", "fastapi", "grpcio", "numpy", "pydantic")
 LISTED = "import importlib.metadata as m; print(*(f'{d.name} {d.version}' for d in m.distributions() if d.name in %r))"

@@ -1,5 +1,6 @@
-"""Wraps the documents' text at 120 columns: python scripts/wrap_documents.py [FILE.md ...]
+"""Wraps the documents' text at 120 columns: python scripts/wrap_documents.py [--check] [FILE.md ...]
 
+With --check it names the pages that it would change, changes none, and fails if there are any.
 Only paragraphs and list items with a longer line change. Tables, code and headings stay.
 """
 
@@ -68,12 +69,15 @@ def _wrap(block: list[str]) -> list[str]:
     return [line.replace(_GLUE, " ") for line in lines]
 
 
-def main(names: list[str]) -> None:
-    """Wraps the named pages, or all of them."""
-    for page in map(Path, names) if names else documents():
-        text = page.read_text()
-        if (new := wrapped(text)) != text:
-            page.write_text(new)
+def main(arguments: list[str]) -> None:
+    """Wraps the named pages, or all of them; or checks them."""
+    names = [name for name in arguments if name != "--check"]
+    pages = {page: page.read_text() for page in (map(Path, names) if names else documents())}
+    changed = {page: new for page, text in pages.items() if (new := wrapped(text)) != text}
+    if "--check" in arguments:
+        sys.exit("\n".join(f"{page}: lines to wrap; run `make format`" for page in changed) or 0)
+    for page, text in changed.items():
+        page.write_text(text)
 
 
 if __name__ == "__main__":
