@@ -13,9 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from cli.plan import ASR
 from gateway.pipeline.kinds import KINDS
 
-PROCESSES = ("gateway", *KINDS)
+PROCESSES = ("gateway", *KINDS, ASR)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 CA_VALID_FOR = datetime.timedelta(days=3650)
 # A new certificate is valid on a machine whose clock is behind, too.

@@ -172,7 +172,9 @@ def _demand(settings: Mapping[str, Any]) -> Demand:
     sizes |= {kind: dit_bytes(each, settings[kind]) for kind, each in weights.items() if kind == "dit"}
     asr_kv_cache_bytes, asr_context_tokens = 0, 0
     if ASR in settings:
-        sizes[ASR], asr_kv_cache_bytes, asr_context_tokens = _asr_demand(settings[ASR])
+        own = settings[ASR]
+        limits = _set(own, "max_context_tokens"), _set(own, "kv_cache_bytes")
+        sizes[ASR], asr_kv_cache_bytes, asr_context_tokens = asr_demand(own.model, *limits)
     return Demand(
         _set(talker, "max_running_requests") or default.streams,
         _set(thinker, "max_context_tokens") or default.context_tokens,
@@ -187,13 +189,15 @@ def _demand(settings: Mapping[str, Any]) -> Demand:
     )
 
 
-def _asr_demand(settings: Any) -> tuple[int, int, int]:
-    """Bytes that a thinker which only writes down speech takes, those of its KV cache, and the tokens of a request.
-    Raises BudgetError."""
-    sizes = read_sizes(settings.model)
+def asr_demand(
+    model: str, context_tokens: int | None = None, kv_cache_bytes: int | None = None
+) -> tuple[int, int, int]:
+    """Bytes that a thinker which only writes down speech takes, those of its KV cache, and the tokens of a request; of
+    the last two those that are given. Raises BudgetError."""
+    sizes = read_sizes(model)
     least, most = ASR_SOUND_TOKENS
-    context = _set(settings, "max_context_tokens") or min(sizes.max_context_tokens or most, most)
-    cache = _set(settings, "kv_cache_bytes") or ASR_SOUNDS * max(least, context) * sizes.kv_per_token
+    context = context_tokens or min(sizes.max_context_tokens or most, most)
+    cache = kv_cache_bytes or ASR_SOUNDS * max(least, context) * sizes.kv_per_token
     weights = sizes.weights["thinker"]
     return weights + scaled(THINKER_STEP_BYTES, weights, THINKER_LARGE_BYTES) + CONTEXT_BYTES + cache, cache, context
 

@@ -35,6 +35,12 @@ def at_revision(model: str | None, revision: str | None) -> str | None:
 def budget(
     model: Annotated[str | None, typer.Option(help="directory or hub id of a thinker, talker and code2wav")] = None,
     revision: Revision = None,
+    talker_model: Annotated[
+        str | None, typer.Option(help="of a voice that speaks what --model writes, as of `quartet up`")
+    ] = None,
+    asr_model: Annotated[
+        str | None, typer.Option(help="of ears for a --model that does not hear, as of `quartet up`")
+    ] = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="memory of a GPU, as nvidia-smi says")] = None,
     gpus: Annotated[int, typer.Option(min=1, max=64, help="how many GPUs of that memory there are")] = 1,
     tensor_parallel_size: Annotated[
@@ -56,26 +62,35 @@ def budget(
     from cli.budget import GIB, Demand, Gpus
     from cli.budget_report import lines
     from cli.budget_report import table as gpu_table
+    from cli.gpu_plan import asr_demand
     from cli.layouts import best
+    from cli.plan import ASR
     from cli.sizes import published_sizes, read_sizes
     from services.thinker.lora_targets import EXPERTS, LINEAR
 
     model = at_revision(model, revision)
+    fixed = {"dit": int(dit_gib * GIB)} if dit_gib else {}
+    asr_bytes, asr_kv_cache_bytes, asr_context_tokens = asr_demand(asr_model) if asr_model else (0, 0, 0)
     demand = Demand(
         streams,
         context_tokens,
         talker_positions,
-        fixed={"dit": int(dit_gib * GIB)} if dit_gib else {},
+        fixed=fixed | ({ASR: asr_bytes} if asr_model else {}),
+        asr_kv_cache_bytes=asr_kv_cache_bytes,
+        asr_context_tokens=asr_context_tokens,
         max_loras=loras,
         max_lora_rank=lora_rank,
         adapted=(*LINEAR, *(EXPERTS if lora_experts else ())),
     )
-    if table:
-        shown = gpu_table(read_sizes(model) if model else published_sizes(), demand)
-    elif model is None or gpu_memory_gib is None:
+    if not table and (model is None or gpu_memory_gib is None):
         raise typer.BadParameter("needed, but with --table", param_hint="--model, --gpu-memory-gib")
+    sizes = read_sizes(model) if model else published_sizes()
+    if talker_model:
+        sizes = sizes.of(["thinker"]).with_voice(read_sizes(talker_model).of(["talker", "code2wav"]))
+    if table or gpu_memory_gib is None:
+        shown = gpu_table(sizes, demand)
     else:
-        shared = best(read_sizes(model), Gpus.alike(int(gpu_memory_gib * GIB), gpus), demand, tensor_parallel_size)
+        shared = best(sizes, Gpus.alike(int(gpu_memory_gib * GIB), gpus), demand, tensor_parallel_size)
         shown = [json.dumps(asdict(shared), indent=2, default=list)] if as_json else lines(shared)
     for line in shown:
         typer.echo(line)

@@ -1,6 +1,7 @@
 """`quartet budget`: the arithmetic of the published model, what fits and what does not."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cli.main import app
 from cli.sizes import BudgetError, read_sizes
 from services.families.qwen3_omni.budget import PUBLISHED, sizes
 from services.registry import family_of, read_config
+from services.sizes import Sizes
 from services.thinker.lora_targets import EXPERTS, LINEAR
 from tests.support.deployment.compose_files import rendered
 from tests.support.weights.checkpoints import tts_checkpoint
@@ -154,6 +156,28 @@ def test_room_for_adapters(monkeypatch: pytest.MonkeyPatch):
     assert "adapters" not in CliRunner().invoke(app, command[:-2]).output
     small = CliRunner().invoke(app, [*command, "--lora-experts", "--lora-rank=256"])
     assert "or lower --streams or --talker-positions or --context-tokens or --loras" in small.output
+
+
+def test_ears_and_a_voice_are_of_other_checkpoints(monkeypatch):
+    """As `quartet up` shares a GPU out for the three."""
+    whisper = Sizes({"thinker": GIB}, kv_per_token=144 * 1024, max_context_tokens=448)
+    by_model = {"a/llm": PUBLISHED.of(["thinker"]), "a/tts": PUBLISHED, "an/asr": whisper}
+    for module in ("cli.sizes", "cli.gpu_plan"):
+        monkeypatch.setattr(f"{module}.read_sizes", by_model.__getitem__)
+    command = ["budget", "--model=a/llm", "--gpu-memory-gib=140"]
+    alone, ears, both = (
+        CliRunner().invoke(app, [*command, *more]).output
+        for more in ((), ("--asr-model=an/asr",), ("--asr-model=an/asr", "--talker-model=a/tts"))
+    )
+    assert "ASR" not in alone
+    assert "talker" not in ears
+    assert re.search(r"^talker +0 ", both, re.MULTILINE)
+    settings = dict(re.findall(r"^([A-Z_0-9]+)=(.*)$", both, re.MULTILINE))
+    assert settings["ASR_KV_CACHE_BYTES"] == str(8 * 2048 * 144 * 1024)
+    assert settings["ASR_MAX_CONTEXT_TOKENS"] == "448"
+    shares = [float(settings[f"{stage}_GPU_MEMORY_UTILIZATION"]) for stage in ("THINKER", "ASR")]
+    assert shares[0] > shares[1] > 0.02
+    assert sum(shares) < 0.95
 
 
 def test_room_for_a_dit():

@@ -28,7 +28,9 @@ SERVICES = yaml.safe_load(COMPOSE)["services"]
 SPEECH = yaml.safe_load((ROOT / "deploy/docker/speech.yaml").read_text())["services"]
 TEXT = yaml.safe_load((ROOT / "deploy/docker/text.yaml").read_text())["services"]
 SECURITY = ("keys", "tls")
-OURS = ("gateway", "thinker", "talker", "code2wav", "dit")
+OURS = ("gateway", "thinker", "talker", "code2wav", "asr", "dit")
+PROCESS = {name: name for name in OURS} | {"asr": "thinker"}  # what a service runs, which its image is named after
+IMAGES = tuple(dict.fromkeys(PROCESS.values()))
 START = ROOT / "deploy/docker/start.py"
 
 
@@ -89,7 +91,7 @@ def test_every_stage_sees_all_gpus(name):
     assert set(resources["limits"]) == {"memory", "pids"}
 
 
-@pytest.mark.parametrize("name", OURS[1:])
+@pytest.mark.parametrize("name", IMAGES[1:])
 def test_an_image_for_gpus_has_the_drivers_libraries_and_a_compiler(name):
     """NVML ("utility") is how vLLM finds GPUs; Triton compiles its launchers."""
     of_cuda = DOCKERFILE.replace("${VARIANT}", "cuda")
@@ -115,7 +117,7 @@ def test_containers_are_hardened(name):
     assert service["restart"] == "unless-stopped"
     assert service["deploy"]["resources"]["limits"]["memory"]
     assert ("ports" in service) is (name == "gateway")
-    drain = service["environment"][f"QUARTET_{name.upper()}_DRAIN_TIMEOUT_S"]
+    drain = service["environment"][f"QUARTET_{PROCESS[name].upper()}_DRAIN_TIMEOUT_S"]
     assert _default(service["stop_grace_period"], "s") > _default(drain)
 
 
@@ -140,9 +142,9 @@ def _default(text, unit=""):
 @pytest.mark.parametrize("name", OURS)
 def test_failed_starts_are_counted_and_known_to_all(name):
     """And nobody waits for another's health: compose would wait for all of them before it says that one has failed."""
-    module = "gateway" if name == "gateway" else f"services.{name}"
+    module = "gateway" if name == "gateway" else f"services.{PROCESS[name]}"
     assert SERVICES[name]["command"] == ["start.py", "python", "-m", module]
-    assert f'CMD ["python", "-m", "{module}"]' in image(name)
+    assert f'CMD ["python", "-m", "{module}"]' in image(PROCESS[name])
     assert "starts:/run/quartet-starts" in SERVICES[name]["volumes"]
     needs = SERVICES[name].get("depends_on", {})
     assert set(needs) == (set(OURS[1:]) if name == "gateway" else set())
@@ -151,8 +153,9 @@ def test_failed_starts_are_counted_and_known_to_all(name):
 
 def test_plain_commands_see_the_whole_system():
     """`docker compose down` without --profile leaves out, without a word, whatever has a profile."""
-    assert {name for name, service in SERVICES.items() if "profiles" not in service} == set(OURS[:-1])
-    for name in OURS[:-1]:
+    plain = {name for name, service in SERVICES.items() if "profiles" not in service}
+    assert plain == {"gateway", "thinker", "talker", "code2wav"}
+    for name in plain:
         needed = [other for other, how in SERVICES[name].get("depends_on", {}).items() if how.get("required", True)]
         assert not any("profiles" in SERVICES[other] for other in needed)
     example = (ROOT / ".env.example").read_text()
@@ -164,6 +167,7 @@ def test_plain_commands_see_the_whole_system():
 
 def test_a_speech_server_starts_without_the_thinker():
     """The file takes one service away from what starts, and nothing that does start waits for that one."""
+    assert "asr" not in SPEECH  # has a profile already
     (profile,) = SPEECH["thinker"]["profiles"]
     assert profile not in {each for service in SERVICES.values() for each in service.get("profiles", [])}
     waits = [name for name, service in SERVICES.items() if "thinker" in service.get("depends_on", ())]
@@ -200,6 +204,24 @@ def test_a_voice_has_a_model_of_its_own():
         assert set(changed.values()) == {f"${{QUARTET_VOICE_MODEL:-{OMNI}}}", "${QUARTET_VOICE_MODEL_NAME:-}"}
 
 
+@pytest.mark.parametrize(
+    ("overlay", "pipeline", "stages"),
+    [("text", "asr-llm", {"thinker", "asr"}), ("llm-tts", "asr-llm-tts", {"thinker", "talker", "code2wav", "asr"})],
+)
+def test_ears_are_added_by_a_profile_and_a_pipeline(overlay, pipeline, stages):
+    file = f"./deploy/docker/pipelines/pipeline-{pipeline}.yaml"
+    assert f"={file}" in (ROOT / ".env.example").read_text()
+    config = load_pipeline(ROOT / file)
+    assert (set(config.stages), config.listener) == (stages, "asr")
+    models = {"QUARTET_MODEL": "an/llm", "QUARTET_ASR_MODEL": "an/asr", "QUARTET_VOICE_MODEL": "a/tts"}
+    services = rendered({"QUARTET_PIPELINE": file, **models}, "gpu", "tls", overlay)["services"]
+    assert f"{file}:/etc/quartet/pipeline.yaml:ro" in services["gateway"]["volumes"]
+    own = {stage: services[stage]["environment"][f"QUARTET_{PROCESS[stage].upper()}_MODEL"] for stage in stages}
+    assert (own["thinker"], own["asr"]) == ("an/llm", "an/asr")
+    assert {services[name].get("profiles", ["asr"])[0] for name in stages} == {"asr"}
+    assert services["asr"]["image"] == services["thinker"]["image"]
+
+
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
 @pytest.mark.parametrize(("file", "stages"), [("speech", {"talker", "code2wav"}), ("text", {"thinker"})])
 def test_compose_leaves_stages_out(file, stages):
@@ -221,13 +243,14 @@ def test_an_image_is_built_once():
 
 @pytest.mark.parametrize("name", OURS)
 def test_an_image_has_the_model_that_is_served_without_env(name):
-    served = re.findall(r":-([^}]+)", SERVICES[name]["environment"].get(f"QUARTET_{name.upper()}_MODEL", ""))
+    process = PROCESS[name]
+    served = re.findall(r":-([^}]+)", SERVICES[name]["environment"].get(f"QUARTET_{process.upper()}_MODEL", ""))
     assert served == ([] if name == "gateway" else [PAINTER] if name == "dit" else [OMNI])
     copied = r"^COPY --from=code /shipped/(\S+) /opt/quartet/code/services/demo_models/\1$"
-    assert re.findall(copied, image(name), re.MULTILINE) == served
+    assert re.findall(copied, image(process), re.MULTILINE) == served
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_health_checks_start_no_python_and_wait_for_a_slow_start(name):
     image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
     (options, check), *more = re.findall(r"^HEALTHCHECK (.*) CMD (.*)$", image, re.MULTILINE)
@@ -247,7 +270,7 @@ def test_the_commands_of_the_containers_are_in_every_image():
     """In a layer of their own behind the packages, which are not installed again when a command changes."""
     commands = [COMMAND, START]
     names = " ".join(str(command.relative_to(ROOT)) for command in commands)
-    for name in OURS:
+    for name in IMAGES:
         assert f"COPY {names} /usr/local/bin/" in image(name)
     for command in commands:
         assert os.access(command, os.X_OK)
@@ -261,7 +284,7 @@ def test_containers_set_only_settings_that_exist(name):
     settings = settings_classes()[name]
     known = {f"{settings.model_config.get('env_prefix', '')}{setting.upper()}" for setting in settings.model_fields}
     known |= {f"QUARTET_{setting.upper()}" for setting in settings.for_every_process}
-    image = DOCKERFILE.split(f" AS {name}\n")[1].split("\nFROM ")[0]
+    image = DOCKERFILE.split(f" AS {PROCESS[name]}\n")[1].split("\nFROM ")[0]
     used = {variable for service in services for variable in service.get("environment", {})}
     used |= set(re.findall(r"\b(QUARTET_[A-Z0-9_]+)=", image))
     known |= {"QUARTET_OTLP_ENDPOINT", "QUARTET_TRACEBACKS"}  # of no one process

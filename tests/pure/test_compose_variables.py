@@ -17,16 +17,19 @@ from tests.support.settings_of_processes import PROCESSES
 
 STAGES = ("thinker", "talker", "code2wav", "dit")
 OURS = ("gateway", *STAGES)
+OF_STAGES = (*STAGES, "asr")  # containers; asr runs a thinker
+CONTAINERS = ("gateway", *OF_STAGES)
 PREFIXES = "QUARTET|OTEL|UCX|GRPC|HF|OMP|COMPOSE|TORCH|WHEELS|PROMETHEUS|GRAFANA|GATEWAY|THINKER|TALKER|CODE2WAV|DIT"
+PREFIXES += "|ASR"
 NAME = re.compile(rf"(?<![A-Z0-9_])(?:{PREFIXES})_(?:[A-Z0-9_]|<[A-Z]+>)+")
 VALUE = "4711"
 
 
-def everywhere(part: str, services: tuple[str, ...] = OURS) -> list[str]:
+def everywhere(part: str, services: tuple[str, ...] = CONTAINERS) -> list[str]:
     return [f"services.{service}.{part}" for service in services]
 
 
-def variable_of(name: str, services: tuple[str, ...] = OURS) -> list[str]:
+def variable_of(name: str, services: tuple[str, ...] = CONTAINERS) -> list[str]:
     return everywhere(f"environment.{name}", services)
 
 
@@ -44,6 +47,17 @@ ARRIVES = {
     "QUARTET_VOICE_MODEL_NAME": [
         f"[llm-tts] services.{stage}.environment.QUARTET_{stage.upper()}_SERVED_MODEL_NAME" for stage in STAGES[1:3]
     ],
+    "QUARTET_ASR_MODEL": ["services.asr.environment.QUARTET_THINKER_MODEL"],
+    "QUARTET_ASR_MODEL_NAME": ["services.asr.environment.QUARTET_THINKER_SERVED_MODEL_NAME"],
+    "QUARTET_ASR_DRAIN_TIMEOUT_S": ["services.asr.environment.QUARTET_THINKER_DRAIN_TIMEOUT_S"],
+    "QUARTET_ASR_MAX_RUNNING_REQUESTS": ["services.asr.environment.QUARTET_THINKER_MAX_RUNNING_REQUESTS"],
+    "QUARTET_ASR_LOG_LEVEL": ["services.asr.environment.QUARTET_THINKER_LOG_LEVEL"],
+    "ASR_MEMORY": ["services.asr.deploy.resources.limits.memory"],
+    **{
+        f"{prefix}ASR_{setting}": [f"[gpu] services.asr.environment.QUARTET_THINKER_{setting}"]
+        for setting in ("GPU_MEMORY_UTILIZATION", "KV_CACHE_BYTES", "MAX_CONTEXT_TOKENS")
+        for prefix in ("", "QUARTET_")
+    },
     "QUARTET_PIPELINE": [
         "services.gateway.volumes",
         "[text] services.gateway.volumes",
@@ -54,32 +68,32 @@ ARRIVES = {
     "QUARTET_PORT": ["services.gateway.ports"],
     "QUARTET_ALLOW_ANONYMOUS": ["services.gateway.environment.QUARTET_GATEWAY_ALLOW_ANONYMOUS"],
     "QUARTET_STOP_GRACE_PERIOD": everywhere("stop_grace_period"),
-    "QUARTET_SHM_SIZE": [*everywhere("shm_size", STAGES), "[mps] services.mps.shm_size"],
+    "QUARTET_SHM_SIZE": [*everywhere("shm_size", OF_STAGES), "[mps] services.mps.shm_size"],
     "QUARTET_TMP_SIZE": everywhere("tmpfs"),
     "QUARTET_TENSORS_SIZE": ["volumes.tensors.driver_opts.o"],
     "QUARTET_KEYS_DIR": ["[keys] services.gateway.volumes"],
     "QUARTET_TLS_DIR": [f"[tls] {path}" for path in everywhere("volumes")],
     "QUARTET_TLS_SERVER_NAME": [f"[tls] {path}" for path in variable_of("QUARTET_TLS_SERVER_NAME")],
-    "QUARTET_VARIANT": [*everywhere("build.args.VARIANT"), *everywhere("image", STAGES)],
-    "QUARTET_UCX": everywhere("build.args.UCX"),
-    "TORCH_INDEX": everywhere("build.args.TORCH_INDEX"),
-    "WHEELS_IMAGE": everywhere("build.args.WHEELS_IMAGE"),
+    "QUARTET_VARIANT": [*everywhere("build.args.VARIANT", OURS), *everywhere("image", OF_STAGES)],
+    "QUARTET_UCX": everywhere("build.args.UCX", OURS),
+    "TORCH_INDEX": everywhere("build.args.TORCH_INDEX", OURS),
+    "WHEELS_IMAGE": everywhere("build.args.WHEELS_IMAGE", OURS),
     "PROMETHEUS_IMAGE": ["services.prometheus.image"],
     "GRAFANA_IMAGE": ["services.grafana.image"],
     "OTEL_COLLECTOR_IMAGE": ["services.otel-collector.image"],
-    "HF_TOKEN": variable_of("HF_TOKEN", STAGES),
+    "HF_TOKEN": variable_of("HF_TOKEN", OF_STAGES),
     "HF_TOKEN_FILE": ["secrets.hf-token.file"],
-    "HF_ENDPOINT": variable_of("HF_ENDPOINT", STAGES),
-    "OMP_NUM_THREADS": variable_of("OMP_NUM_THREADS", STAGES),
+    "HF_ENDPOINT": variable_of("HF_ENDPOINT", OF_STAGES),
+    "OMP_NUM_THREADS": variable_of("OMP_NUM_THREADS", OF_STAGES),
     "GRPC_VERBOSITY": variable_of("GRPC_VERBOSITY"),
     "QUARTET_OTLP_ENDPOINT": variable_of("QUARTET_OTLP_ENDPOINT"),
     "QUARTET_TRACEBACKS": variable_of("QUARTET_TRACEBACKS"),
     "OTEL_EXPORTER_OTLP_ENDPOINT": variable_of("OTEL_EXPORTER_OTLP_ENDPOINT"),
     "OTEL_EXPORTER_OTLP_PROTOCOL": variable_of("OTEL_EXPORTER_OTLP_PROTOCOL"),
     "OTEL_TRACES_SAMPLER": variable_of("OTEL_TRACES_SAMPLER"),
-    "UCX_TLS": variable_of("UCX_TLS", STAGES),
-    "UCX_NET_DEVICES": variable_of("UCX_NET_DEVICES", STAGES),
-    "UCX_TCP_PORT_RANGE": variable_of("UCX_TCP_PORT_RANGE", STAGES),
+    "UCX_TLS": variable_of("UCX_TLS", OF_STAGES),
+    "UCX_NET_DEVICES": variable_of("UCX_NET_DEVICES", OF_STAGES),
+    "UCX_TCP_PORT_RANGE": variable_of("UCX_TCP_PORT_RANGE", OF_STAGES),
     **{f"{service.upper()}_MEMORY": [f"services.{service}.deploy.resources.limits.memory"] for service in OURS},
     "THINKER_GPU_MEMORY_UTILIZATION": ["[gpu] services.thinker.environment.QUARTET_THINKER_GPU_MEMORY_UTILIZATION"],
     "THINKER_KV_CACHE_BYTES": ["[gpu] services.thinker.environment.QUARTET_THINKER_KV_CACHE_BYTES"],
@@ -98,6 +112,9 @@ ELSEWHERE = {
     "QUARTET_API_KEY": "of the quartet command",
     "QUARTET_KEY": "of a client's configuration",
     "QUARTET_KEPT_DIR": "of the tests",
+    "QUARTET_THINKER_MODEL": "of Kubernetes; QUARTET_MODEL here",
+    "QUARTET_TALKER_MODEL": "of Kubernetes; QUARTET_MODEL or QUARTET_VOICE_MODEL here",
+    "QUARTET_CODE2WAV_MODEL": "of Kubernetes; QUARTET_MODEL or QUARTET_VOICE_MODEL here",
     "HF_HOME": "in the images: below the volume of models",
     "HF_TOKEN_PATH": "where the secret is mounted",
     "QUARTET_TLS_CERT": "in tls.yaml: below QUARTET_TLS_DIR",
@@ -166,17 +183,18 @@ def test_every_setting_arrives_as_it_is_set(files):
 @pytest.mark.parametrize("files", FILES, ids="+".join)
 def test_a_setting_that_is_not_set_is_left_to_the_process(files):
     """An empty variable would be a wrong value of most of them."""
-    for name in OURS:
+    for name in CONTAINERS:
         environment = rendered({}, *files)["services"][name]["environment"]
         empty = {variable for variable, value in environment.items() if not value}
-        may_be = {"OTEL_EXPORTER_OTLP_ENDPOINT", f"QUARTET_{name.upper()}_SERVED_MODEL_NAME"}
+        process = "thinker" if name == "asr" else name
+        may_be = {"OTEL_EXPORTER_OTLP_ENDPOINT", f"QUARTET_{process.upper()}_SERVED_MODEL_NAME"}
         assert empty <= may_be
 
 
 def test_stages_read_the_hubs_token_from_a_file():
     config = rendered({"HF_TOKEN_FILE": "./hf-token"})
     assert config["secrets"] == {"hf-token": {"file": "./hf-token"}}
-    for name in STAGES:
+    for name in OF_STAGES:
         service = config["services"][name]
         assert (service["secrets"], service["environment"]["HF_TOKEN_PATH"]) == (["hf-token"], "/run/secrets/hf-token")
         assert "HF_TOKEN" not in service["environment"]
@@ -211,7 +229,7 @@ def test_compose_reads_the_files_in_the_same_way(files, tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     theirs, ours = json.loads(done.stdout)["services"], rendered(values, *files)["services"]
-    for name in OURS:
+    for name in CONTAINERS:
         given = {variable: value for variable, value in theirs[name]["environment"].items() if value is not None}
         assert given == ours[name]["environment"], name
         mounted = {(mount["source"].removeprefix(f"{ROOT}/"), mount["target"]) for mount in theirs[name]["volumes"]}

@@ -151,6 +151,27 @@ def test_a_voice_of_another_model_reads_the_thinkers_text(tmp_path):
     assert [cluster.settings(stage).model for stage in stages_of(cluster)] == ["a/llm", "a/tts", "a/tts"]
 
 
+def test_ears_beside_it_have_a_model_and_settings_of_their_own(tmp_path):
+    models = ["QUARTET_THINKER_MODEL=a/llm", "QUARTET_TALKER_MODEL=a/tts", "QUARTET_CODE2WAV_MODEL=a/tts"]
+    ears = ["QUARTET_ASR_MODEL=an/asr", "QUARTET_ASR_MAX_CONTEXT_TOKENS=4096"]
+    own = [{"name": "model", "behavior": "merge", "literals": [*models, *ears]}]
+    objects = build(with_components(tmp_path, "single-gpu", ["asr-llm-tts", "tls"], configMapGenerator=own))
+    assert problems(objects) == []
+    cluster = Cluster(objects)
+    stages = ["thinker", "talker", "code2wav", "asr"]
+    assert stages_of(cluster) == stages
+    assert [cluster.settings(stage).model for stage in stages] == ["a/llm", "a/tts", "a/tts", "an/asr"]
+    thinker, asr = cluster.settings("thinker"), cluster.settings("asr")
+    assert (thinker.max_context_tokens, asr.max_context_tokens) == (32_768, 4096)
+    assert (asr.gpu_memory_utilization, asr.shared_memory_mib) == (0.046, 0)
+    assert cluster.pipeline()["outputs"] == {"text": "thinker", "speech": "code2wav", "transcript": "asr"}
+    (container,) = pod_of(cluster.get("Deployment", "asr"))["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for each in objects:
+        validate.validate(each, "1.32", strict=True)
+
+
 POOL_KINDS = ("InferencePool", "HTTPRoute")  # of definitions that a cluster has to install
 
 
@@ -254,7 +275,7 @@ def test_service_monitors_find_the_services(rendered):
             if _selects(monitor["spec"]["selector"], service["metadata"]["labels"]):
                 assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
                 found.setdefault(service["metadata"]["name"], []).append(endpoint.get("path", "/metrics"))
-    assert found == {name: ["/metrics"] for name in PORTS}
+    assert found == {name: ["/metrics"] for name in PORTS if name != "asr"}
 
 
 def _selects(selector: Object, labels: dict[str, str]) -> bool:

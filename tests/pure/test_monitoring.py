@@ -86,7 +86,7 @@ def test_prometheus_scrapes_every_stage():
     from gateway.pipeline.kinds import KINDS
 
     jobs = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
-    assert {job["job_name"] for job in jobs} == {"gateway", *KINDS}
+    assert {job["job_name"] for job in jobs} == {"gateway", *KINDS, "asr"}
     for job in jobs:
         (found,) = job["dns_sd_configs"]
         assert found["names"] == [job["job_name"]]

@@ -22,19 +22,21 @@ OTHERS = [
     ("cpu-demo", ["gpu", "ingress", "text"]),
     ("single-gpu", ["dit", "inference-pool", "state", "tls"]),
     ("speech", ["ucx", "state"]),
+    ("single-gpu", ["asr-llm-tts", "tls"]),
     ("scaled", ["inference-pool"]),
 ]
 # (overlay, components, what kubectl names): those that README's table does not offer
 REFUSED = [
     ("cpu-demo", ["dit"], "PersistentVolumeClaim.v1.[noGrp]/models"),
-    ("speech", ["dit"], "one-of-text-speech-dit-llm-tts"),
-    ("single-gpu", ["dit", "text"], "one-of-text-speech-dit-llm-tts"),
-    ("single-gpu", ["text", "dit"], "one-of-text-speech-dit-llm-tts"),
-    ("cpu-demo", ["speech", "text"], "one-of-text-speech-dit-llm-tts"),
-    ("scaled", ["speech"], "one-of-text-speech-dit-llm-tts"),
+    ("speech", ["dit"], "one-of-the-pipelines"),
+    ("single-gpu", ["dit", "text"], "one-of-the-pipelines"),
+    ("single-gpu", ["text", "dit"], "one-of-the-pipelines"),
+    ("cpu-demo", ["speech", "text"], "one-of-the-pipelines"),
+    ("scaled", ["speech"], "one-of-the-pipelines"),
     ("scaled", ["state"], "one-gateway"),
     ("cpu-demo", ["tls", "ucx"], "one-of-tls-ucx"),
-    ("single-gpu", ["tls", "dit"], "dit-before-tls"),
+    ("single-gpu", ["tls", "dit"], "stages-before-tls"),
+    ("single-gpu", ["tls", "asr-llm-tts"], "stages-before-tls"),
 ]
 
 
@@ -85,7 +87,7 @@ def test_kubectl_refuses_what_is_not_offered(tmp_path, overlay, components, what
     assert what in done.stderr
 
 
-@pytest.mark.long  # 110 of them; the other overlays were compared once
+@pytest.mark.long  # 132 of them; the other overlays were compared once
 def test_kubectl_renders_each_two_components_as_the_tests_do(tmp_path):
     components = sorted(each.name for each in (ROOT / "deploy/k8s/components").iterdir())
     for pair in itertools.permutations(components, 2):

@@ -38,19 +38,20 @@ def _pipeline(cluster: Cluster) -> Iterator[str]:
         except YamlError as error:
             yield f"the gateway refuses its pipeline: {error}"
             return
-    if {stage.kind for stage in config.stages.values()} != set(stages_of(cluster)):
+    if set(config.stages) != set(stages_of(cluster)):
         yield f"the pipeline has {sorted(config.stages)}, the cluster {stages_of(cluster)}"
     for name, stage in config.stages.items():
-        service = cluster.named("Service", stage.kind)
-        if stage.address != f"dns:///{stage.kind}:{PORTS[stage.kind]}":
+        service = cluster.named("Service", name)
+        if stage.address != f"dns:///{name}:{PORTS[name]}":
             yield f"stage {name} is looked for at {stage.address}"
-        if service is None or PORTS[stage.kind] not in [port["port"] for port in service["spec"]["ports"]]:
-            yield f"stage {name}: no Service {stage.kind} with port {PORTS[stage.kind]}"
+        if service is None or PORTS[name] not in [port["port"] for port in service["spec"]["ports"]]:
+            yield f"stage {name}: no Service {name} with port {PORTS[name]}"
 
 
 def _models(cluster: Cluster) -> Iterator[str]:
     reads_text = any(stage.get("reads") == "text" for stage in cluster.pipeline().get("stages", {}).values())
-    answering = [stage for stage in stages_of(cluster) if stage != "dit" and not (reads_text and stage == "thinker")]
+    apart = {"dit", "asr", *(["thinker"] if reads_text else [])}
+    answering = [stage for stage in stages_of(cluster) if stage not in apart]
     speaking = {cluster.settings(stage).model for stage in answering}
     if len(speaking) != 1:
         yield f"stages of one answer have different models: {sorted(speaking)}"
@@ -63,8 +64,8 @@ def _models(cluster: Cluster) -> Iterator[str]:
 def _edges(cluster: Cluster) -> set[tuple[str, str]]:
     """(who connects, to whom)."""
     stages = cluster.pipeline().get("stages", {})
-    edges = {("gateway", stage["kind"]) for stage in stages.values()}
-    return edges | {(stage["kind"], stages[stage["source"]]["kind"]) for stage in stages.values() if "source" in stage}
+    edges = {("gateway", name) for name in stages}
+    return edges | {(name, stage["source"]) for name, stage in stages.items() if "source" in stage}
 
 
 def _neighbours(cluster: Cluster) -> Iterator[str]:

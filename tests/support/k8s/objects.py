@@ -1,6 +1,7 @@
 """The rendered objects of an overlay, and the questions that checks ask of them."""
 
 import os
+import re
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,10 @@ from services.thinker.config import ThinkerSettings
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 USER = 10001
-PORTS = {"thinker": 50051, "talker": 50052, "code2wav": 50053, "dit": 50054, "gateway": 8000}
+PORTS = {"thinker": 50051, "talker": 50052, "code2wav": 50053, "dit": 50054, "asr": 50051, "gateway": 8000}
+IMAGES = {name: f"quartet-{name}" for name in PORTS} | {"asr": "quartet-thinker"}
 SERVICES = {kind.name: kind.service for kind in KINDS.values()}  # full names of the stages' gRPC services
+SERVICES["asr"] = SERVICES["thinker"]
 
 
 def settings_classes() -> dict[str, type[Settings]]:
@@ -32,6 +35,7 @@ def settings_classes() -> dict[str, type[Settings]]:
         "talker": TalkerSettings,
         "code2wav": Code2WavSettings,
         "dit": DitSettings,
+        "asr": ThinkerSettings,
     }
 
 
@@ -93,7 +97,10 @@ class Cluster:
         found: dict[str, str] = {}
         for source in container.get("envFrom", []):
             found |= self.config(source["configMapRef"]["name"]) or {}
-        return found | {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
+        for each in container.get("env", []):
+            if "value" in each:  # $(NAME) is what was set before
+                found[each["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], each["value"])
+        return found
 
     def settings(self, deployment: str) -> Any:
         """What its process makes of that environment.

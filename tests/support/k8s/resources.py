@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.support.k8s.objects import PORTS, Cluster, containers, pod_of, stages_of
+from tests.support.k8s.objects import IMAGES, Cluster, containers, pod_of, stages_of
 
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?")
 SCALE = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -56,9 +56,9 @@ def _sizes(cluster: Cluster) -> Iterator[str]:
             where = f"Deployment {name}, container {container['name']}"
             image, _, tag = container["image"].partition(":")
             variant = "" if image == "quartet-gateway" else f"-{'cuda' if 'nvidia.com/gpu' in str(each) else 'cpu'}"
-            if tag != version + variant or image not in [f"quartet-{stage}" for stage in PORTS]:
+            if tag != version + variant or image not in IMAGES.values():
                 yield f"{where}: image {container['image']}, not of version {version}{variant}"
-            if container in pod_of(each)["containers"] and image != f"quartet-{name}":
+            if container in pod_of(each)["containers"] and image != IMAGES[name]:
                 yield f"{where}: runs {image}"
             if {"cpu", "memory"} - set(container["resources"]["requests"]) or "memory" not in container["resources"][
                 "limits"
