@@ -438,6 +438,19 @@ async def test_the_sound_of_a_video_beside_a_sound_is_sent_as_the_refusal_says(c
     assert heard.summary.prompt_tokens > silent.summary.prompt_tokens + 10
 
 
+def processes_of(client: Client) -> list[psutil.Process]:
+    """Of the thinker, those that it started."""
+    return psutil.Process(client.process.pid).children(recursive=True)
+
+
+def words_of(process: psutil.Process) -> str:
+    """Its name and command; none if it has ended meanwhile."""
+    try:
+        return " ".join((process.name(), *process.cmdline()))
+    except psutil.NoSuchProcess:
+        return ""
+
+
 async def test_a_cancelled_request_frees_its_place(client: Client) -> None:
     tasks = [
         asyncio.create_task(client.generate(client.start("go", sampling={"max_tokens": 900, "ignore_eos": True})))
@@ -465,11 +478,10 @@ async def test_a_schema_whose_client_has_left_delays_nobody(client: Client) -> N
     begun = time.monotonic()
     assert (await client.generate(client.start("go", sampling={"json_object": True, "max_tokens": 2}))).token_ids
     assert time.monotonic() - begun < 10
-    for process in psutil.Process(client.process.pid).children(recursive=True):
-        if "grammar_process" in " ".join(process.cmdline()):
-            async with asyncio.timeout(10):
-                while process.children():
-                    await asyncio.sleep(0.05)
+    (compiler,) = [child for child in processes_of(client) if "grammar_process" in words_of(child)]
+    async with asyncio.timeout(10):
+        while compiler.children():
+            await asyncio.sleep(0.05)
 
 
 async def test_no_socket_between_its_processes_is_open_to_others(client: Client) -> None:
@@ -507,8 +519,8 @@ async def test_a_start_that_is_interrupted_leaves_no_files(tiny_checkpoint: Path
 
 async def test_a_dead_engine_is_reported_at_once_and_ends_the_process(client: Client) -> None:
     """The last test of this module: the process that all share ends."""
-    children = psutil.Process(client.process.pid).children(recursive=True)
-    engine = next(child for child in children if "EngineCore" in child.name() + " ".join(child.cmdline()))
+    children = processes_of(client)
+    engine = next(child for child in children if "EngineCore" in words_of(child))
     os.kill(engine.pid, signal.SIGSTOP)  # so that it does not end the request before
     running = asyncio.create_task(client.generate(client.start("go")))
     async with asyncio.timeout(GUARD_S):
