@@ -31,7 +31,7 @@ _SOUNDTRACK = "audio"  # the field beside a video, (batch, channels, samples) or
 GUIDANCE = ("guidance_scale", "true_cfg_scale", "prior_guidance_scale")
 FRAMES = ("num_frames", "video_length", "frames")
 SECONDS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
-_TIMES = re.compile(r"^t$|(^|_)timesteps?$")
+_TIMES = re.compile(r"^t$|(^|_)timesteps?(_ratio)?$")
 _CONTROLS = (
     "controlnet",
     "adapter",

@@ -96,12 +96,16 @@ def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
     return [own, dit_pb2.DIT_TASK_IMAGE_EDIT] if "edit" in models.pipelines else [own]
 
 
-def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int = 0) -> OutputSpec:
-    """A small output of few steps, from a grey picture where the family needs one. Those of other numbers have another
-    prompt and seed, and two steps more each."""
+def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int = 0, times: int = 1) -> OutputSpec:
+    """A small output of few steps, from a grey picture where the family needs one.
+
+    Args:
+        number: those of other numbers have another prompt and seed, and two steps more each.
+        times: of its least sides.
+    """
     from PIL import Image
 
-    side, family = _warm_up_side(info), models.family
+    side, family = times * _warm_up_side(info), models.family
     start = dit_pb2.DitStart(prompt="warm-up" * (number + 1), seed=number)
     start.num_inference_steps = _WARM_UP_STEPS * (number + 1)
     if family.needs_image or "width" in parameters_of(type(models.pipeline)):

@@ -22,6 +22,7 @@ from services.dit.servicer import DitServicer
 
 SERVICE = "quartet.v1.DitService"
 WARM_UP_TIMEOUT_S = 900.0  # compiling blocks takes minutes
+SIDES_TO_TRY = (1, 4)  # of small outputs, in multiples of the least
 
 log = structlog.get_logger()
 
@@ -82,10 +83,7 @@ def warm_up(engine: DitEngine) -> None:
         found = MessageToDict(info, preserving_proto_field_name=True)
         found["arguments"] = [each.name for each in info.arguments]
         log.info("served by what the pipeline says of itself: no row is about its class", **found)
-        try:
-            reason = engine.check_turns([warm_up_output(engine.models, info, number) for number in (0, 1)])
-        except StageError as error:
-            raise ValueError(f"{info.pipeline} is not served: no small output of it can be made: {error}") from error
+        reason = _check_turns(engine)
         log.info("checked two outputs alone and in turns", equal=not reason, one_at_a_time=reason)
         return
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -96,6 +94,19 @@ def warm_up(engine: DitEngine) -> None:
                 raise event.error
     except queue.Empty:
         raise TimeoutError(f"the warm-up took more than {WARM_UP_TIMEOUT_S:g} s") from None
+
+
+def _check_turns(engine: DitEngine) -> str:
+    """As `DitEngine.check_turns`, of small outputs; of larger ones if they fail, as a class may have a kernel that is
+    larger than they are. Raises ValueError."""
+    models, info = engine.models, engine.models.info
+    failed: StageError | None = None
+    for times in (1,) if info.sample_rate_hz else SIDES_TO_TRY:
+        try:
+            return engine.check_turns([warm_up_output(models, info, number, times) for number in (0, 1)])
+        except StageError as error:
+            failed = failed or error
+    raise ValueError(f"{info.pipeline} is not served: no small output of it can be made: {failed}") from failed
 
 
 if __name__ == "__main__":

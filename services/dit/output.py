@@ -150,7 +150,7 @@ class Output:
 
 class _FollowedStep:
     """A scheduler's `step`, replaced by `call`. A copy of the scheduler, as pipelines make for a video's sound, has the
-    step of its class."""
+    step of its class; a copy of its attributes alone, which a pipeline puts back later (panoramas), has this one."""
 
     def __init__(self, scheduler: Any, call: Callable[..., Any]) -> None:
         functools.update_wrapper(self, scheduler.step)  # pipelines look at its signature
@@ -160,8 +160,8 @@ class _FollowedStep:
         return self._call(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = memo[id(self._scheduler)]
-        return types.MethodType(type(copied).step, copied)
+        copied = memo.get(id(self._scheduler))
+        return self if copied is None else types.MethodType(type(copied).step, copied)
 
 
 def _sigma(scheduler: Any, timestep: Any) -> Any:

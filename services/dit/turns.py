@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import torch
 
-from services.common.errors import InternalError
+from services.common.errors import InternalError, StageError
 from services.diffusion.request import OutputSpec
 from services.dit.output import Done, Event, Failed, Output
 
@@ -37,11 +37,15 @@ class TurnsCheck:
 
     def _compare(self, take_turns: Callable[[Sequence[Output]], object]) -> str:
         alone = [_make(take_turns, [spec])[0] for spec in self._specs]
-        if _equal(_make(take_turns, self._specs), alone):
-            return ""
+        try:
+            if _equal(_make(take_turns, self._specs), alone):
+                return ""
+            reason = "two outputs made in turns are others than alone: the pipeline changes its models during a call"
+        except StageError:  # the engine has logged it
+            reason = "two outputs made in turns fail, and none alone: the pipeline changes its models during a call"
         if not _equal(_make(take_turns, self._specs[:1]), alone[:1]):
             raise ValueError("the pipeline is not served: an output is another one after others, so it keeps something")
-        return "two outputs made in turns are others than alone: the pipeline changes its models during a call"
+        return reason
 
 
 def _make(take_turns: Callable[[Sequence[Output]], object], specs: Sequence[OutputSpec]) -> list[torch.Tensor]:

@@ -41,6 +41,12 @@ CASES: dict[Callable[[], Any], tuple[dict[str, Any], dict[str, Any], dict[str, A
         {},
         {"target_size": (32, 64), "negative_prompt_2": "fog"},
     ),
+    unlisted.panorama: (
+        {"default_width": 2048, "default_height": 512, "size_multiple": 8},
+        SMALL,
+        {},
+        {"circular_padding": True},
+    ),
     unlisted.pixart_sigma: (
         {"default_width": 256, "size_multiple": 16, "max_prompt_tokens": 300, "denoisers": ["transformer"]},
         SMALL,
@@ -166,8 +172,10 @@ def test_a_class_without_prompts_makes_a_video_of_a_picture() -> None:
     assert torch.equal(mine, torch.as_tensor(their))
 
 
-def test_a_class_that_changes_its_models_makes_one_output_at_a_time() -> None:
-    with bench(unlisted_checkpoint(unlisted.perturbed_attention), default_size=None) as dit:
+@pytest.mark.parametrize("build", [unlisted.perturbed_attention, unlisted.self_attention_guidance])
+def test_a_class_that_changes_its_models_makes_one_output_at_a_time(build: Callable[[], Any]) -> None:
+    """Also one whose outputs are no others in turns, but fail, and which cannot make the smallest."""
+    with bench(unlisted_checkpoint(build), default_size="128x128") as dit:
         warm_up(dit.engine)
         assert "in turns" in dit.info.one_at_a_time
         orders = order(dit, {"prompt": "x", "seed": 1, "num_inference_steps": 2})

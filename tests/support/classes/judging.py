@@ -22,7 +22,7 @@ from services.dit import engine
 from services.dit.output import Done, Failed, _to_tensor
 from tests.support.classes.makers import Maker, import_from
 from tests.support.classes.requests import small_requests
-from tests.support.classes.standins import agree, nothing_is_fetched
+from tests.support.classes.standins import agree, nothing_is_fetched, publish, rouse
 from tests.support.stage.dit_engine import Bench, bench, fresh
 
 Result = Literal["served", "one at a time", "needs", "fails", "not tried"]
@@ -116,6 +116,8 @@ def _make(maker: Maker, folder: Path) -> dict[str, Any]:
         torch.manual_seed(0)
         pipeline, inputs = maker.make()
         agree(pipeline)
+        rouse(pipeline)
+        publish(pipeline)
         pipeline.save_pretrained(folder)
     return inputs
 

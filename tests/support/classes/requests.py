@@ -18,6 +18,7 @@ _MOST_SIDE = 256  # pixels; a tiny model of which no size is known makes no more
 _SIDES = 4  # of a picture where no size is known, in multiples of what sizes are multiples of
 _MOST_AUDIO_S = 1.0
 _STRENGTH = 0.8  # at least one step of two is left
+_TWO_STEPS = "intermediate_timesteps"  # an argument of classes that take two steps alone
 _PROMPTS = ("a red fox", "a house by the sea")
 
 Given = tuple[dict[str, Any], list[Any], Any]
@@ -25,7 +26,7 @@ Given = tuple[dict[str, Any], list[Any], Any]
 
 
 def small_requests(models: Pipelines, info: server_info_pb2.DitInfo, inputs: Mapping[str, Any]) -> list[Given]:
-    """Two of different prompts, seeds and numbers of steps.
+    """Two of different prompts, seeds and, where the class takes any, numbers of steps.
 
     Args:
         inputs: arguments of a call of the class.
@@ -43,10 +44,11 @@ def small_requests(models: Pipelines, info: server_info_pb2.DitInfo, inputs: Map
     if info.sample_rate_hz:
         fields["audio_s"] = min(float(inputs.get(family.seconds) or _MOST_AUDIO_S), _MOST_AUDIO_S, info.max_audio_s)
     fields["arguments"] = json.dumps(_further(models, info, inputs))
+    steps = (2, 2) if _TWO_STEPS in parameters_of(type(models.pipeline)) else (2, 4)
     pictures = [_picture(width, height)] if family.needs_image else []
     mask = _mask(width, height) if family.needs_mask else None
     return [
-        (fields | {"prompt": prompt, "seed": 1 + i, "num_inference_steps": 2 + 2 * i}, pictures, mask)
+        (fields | {"prompt": prompt, "seed": 1 + i, "num_inference_steps": steps[i]}, pictures, mask)
         for i, prompt in enumerate(_PROMPTS)
     ]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import diffusers
 import torch
 import transformers
 from sentencepiece import SentencePieceTrainer
@@ -191,6 +192,26 @@ def nothing_is_fetched() -> Iterator[None]:
             each.stop()
 
 
+def rouse(pipeline: Any) -> None:
+    """Gives matrices that are all zero, as models begin their training with, small values: else an output may be the
+    same of any input."""
+    for part in pipeline.components.values():
+        if isinstance(part, torch.nn.Module):
+            for weights in part.parameters():
+                if weights.dim() > 1 and not weights.any():
+                    torch.nn.init.normal_(weights, std=0.02)
+
+
+def publish(pipeline: Any) -> None:
+    """Has diffusers find models that its tests define: their classes, among those of the pipeline, and their files."""
+    for part in pipeline.components.values():
+        _, _, folder, *_ = [*type(part).__module__.split("."), "", "", ""]
+        if isinstance(part, torch.nn.Module) and not part.state_dict():
+            part._non_persistent_buffers_set.clear()  # else no file of weights is written, and none is found
+        if type(part).__module__.startswith("tests.pipelines.") and hasattr(diffusers.pipelines, folder):
+            setattr(getattr(diffusers.pipelines, folder), type(part).__name__, type(part))
+
+
 def agree(pipeline: Any) -> None:
     """Gives models the ids that the stand-ins' tokenizers have for pictures, and embeddings for all of their ids."""
     for name, tokenizer in pipeline.components.items():
@@ -199,6 +220,8 @@ def agree(pipeline: Any) -> None:
             embeddings = encoder.get_input_embeddings()
             if isinstance(embeddings, torch.nn.Embedding) and embeddings.num_embeddings < len(tokenizer):
                 encoder.resize_token_embeddings(len(tokenizer))
+                if own := getattr(encoder.config, "encoder", None):  # of T5Gemma
+                    own.vocab_size = len(tokenizer)
     tokenizers = [getattr(part, "tokenizer", part) for part in pipeline.components.values()]
     for tokenizer in (part for part in tokenizers if isinstance(part, transformers.PreTrainedTokenizerBase)):
         vocabulary: Any = tokenizer

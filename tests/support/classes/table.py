@@ -15,10 +15,12 @@ tests of diffusers make a tiny random checkpoint of a class, and the dit serves 
 
 - **served**: two requests of different prompts, seeds and numbers of steps give what plain diffusers gives for the same
   arguments, every value equal. Made in turns, each a model's call, they give the same again.
-- **served, one at a time**: alone they are equal. In turns they are not, which the stage finds out at its start.
+- **served, one at a time**: alone they are equal. In turns they are not, or fail, which the stage finds out at its
+  start.
 - **needs**: no request can ask for it. The stage says so before it reads weights.
 - **fails**: it was tried, and why it was not served. "Plain diffusers" and "the test" fail without Quartet, too: most
-  tests want files that only a hub has, and stand-ins are in their place.
+  tests want files that only a hub has, and stand-ins are in their place; Cosmos has no guardrail. Matrices of zeros,
+  with which training begins, get small values.
 - **not tried**: diffusers has no test that makes a tiny checkpoint of it.
 
 A tiny checkpoint says nothing of speed, memory and quality. No class was tried on a GPU, in bfloat16, with adapters or

@@ -287,6 +287,19 @@ def perturbed_attention() -> Any:
     return stable_diffusion(diffusers.StableDiffusionPAGPipeline)
 
 
+def self_attention_guidance() -> Any:
+    """It keeps what its model's attention says in the middle of a call, so that a call fails among others."""
+    return stable_diffusion(diffusers.StableDiffusionSAGPipeline)
+
+
+def panorama() -> Any:
+    """It copies its scheduler's attributes for each of its views."""
+    pipeline = stable_diffusion(diffusers.StableDiffusionPanoramaPipeline)
+    return type(pipeline)(
+        **pipeline.components | {"scheduler": diffusers.DDIMScheduler()}, requires_safety_checker=False
+    )
+
+
 def unlisted_checkpoint(build: Callable[[], Any]) -> Path:
     def make(out: Path) -> None:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
