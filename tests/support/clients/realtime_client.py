@@ -19,6 +19,9 @@ _EVENTS = TypeAdapter(RealtimeServerEvent)
 TONE = (8000 * np.sin(np.arange(24_000) * 2 * np.pi * 440 / 24_000)).astype("<i2").tobytes()  # 1 s of PCM
 
 
+_GUARD_S = 300.0  # for an event that never comes: ten conversations on a busy machine have been waiting for a minute
+
+
 class Gateway(Protocol):
     """Where sessions are."""
 
@@ -44,7 +47,7 @@ class RealtimeClient:
 
     async def event(self) -> dict[str, Any]:
         """The next event."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(_GUARD_S):
             members = json.loads(await self.socket.recv())
         if not any(name in json.dumps(members) for name in TOOLS):  # OpenAI's API of sessions has none
             _EVENTS.validate_python(members)
