@@ -149,10 +149,12 @@ class _Body:
     Attributes:
         pieces: that were there so far.
         filling: what sends the filler, until the next piece.
+        is_awaited: whether a piece is there, and waits for `filling`: no other filler goes before it.
     """
 
     def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]], filler: bytes) -> None:
         self.started, self.pieces, self.filling = False, 0, list[asyncio.Task[None]]()
+        self.is_awaited = False
         self._send, self._headers, self._filler = send, headers, filler
         self._loop = asyncio.get_running_loop()
 
@@ -168,8 +170,9 @@ class _Body:
     async def begin(self) -> None:
         """Waits until the next piece may be sent."""
         if self.filling:
+            self.is_awaited = True
             await asyncio.gather(*self.filling, return_exceptions=True)
-            self.filling = []
+            self.filling, self.is_awaited = [], False
         if not self.started:
             await self._start()
 
@@ -184,7 +187,8 @@ class _Body:
 
     def _tick(self, pieces: int, silent_ticks: int) -> None:
         silent_ticks = silent_ticks + 1 if pieces == self.pieces else 0
-        if silent_ticks >= _TICKS - 1 and all(task.done() for task in self.filling):  # else the client does not read
+        is_read = not self.is_awaited and all(task.done() for task in self.filling)
+        if silent_ticks >= _TICKS - 1 and is_read:
             self.filling, silent_ticks = [asyncio.create_task(self._fill())], 0
         self._timer = self._next(self.pieces, silent_ticks)
 
