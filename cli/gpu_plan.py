@@ -170,36 +170,38 @@ def _demand(settings: Mapping[str, Any]) -> Demand:
     weights = {kind: pipeline_weights(settings[kind].model) for kind in sorted(DIFFUSION & settings.keys())}
     sizes = {kind: _encoder_bytes(each) for kind, each in weights.items() if kind == "encoder"}
     sizes |= {kind: dit_bytes(each, settings[kind]) for kind, each in weights.items() if kind == "dit"}
-    asr_kv_cache_bytes, asr_context_tokens = 0, 0
-    if ASR in settings:
-        own = settings[ASR]
-        limits = _set(own, "max_context_tokens"), _set(own, "kv_cache_bytes")
-        sizes[ASR], asr_kv_cache_bytes, asr_context_tokens = asr_demand(own.model, *limits)
-    return Demand(
+    demand = Demand(
         _set(talker, "max_running_requests") or default.streams,
         _set(thinker, "max_context_tokens") or default.context_tokens,
         _set(talker, "max_context_positions") or default.talker_positions,
         decoder_streams=_set(settings.get("code2wav"), "max_running_requests"),
         kv_cache_bytes=_set(thinker, "kv_cache_bytes"),
         fixed=sizes,
-        asr_kv_cache_bytes=asr_kv_cache_bytes,
-        asr_context_tokens=asr_context_tokens,
         dit_gpus=settings["dit"].parallel_devices if "dit" in settings else 1,
         **_adapters(thinker),
     )
+    if (asr := settings.get(ASR)) is None:
+        return demand
+    return with_asr(demand, asr.model, _set(asr, "max_context_tokens"), _set(asr, "kv_cache_bytes"))
 
 
-def asr_demand(
-    model: str, context_tokens: int | None = None, kv_cache_bytes: int | None = None
-) -> tuple[int, int, int]:
-    """Bytes that a thinker which only writes down speech takes, those of its KV cache, and the tokens of a request; of
-    the last two those that are given. Raises BudgetError."""
+def with_asr(
+    demand: Demand, model: str, context_tokens: int | None = None, kv_cache_bytes: int | None = None
+) -> Demand:
+    """Adds a thinker that only writes down speech, of another checkpoint. Raises BudgetError.
+
+    Args:
+        context_tokens: of a request; None: what sounds need, at most the model's.
+        kv_cache_bytes: None: for `ASR_SOUNDS` at a time.
+    """
     sizes = read_sizes(model)
     least, most = ASR_SOUND_TOKENS
     context = context_tokens or min(sizes.max_context_tokens or most, most)
     cache = kv_cache_bytes or ASR_SOUNDS * max(least, context) * sizes.kv_per_token
     weights = sizes.weights["thinker"]
-    return weights + scaled(THINKER_STEP_BYTES, weights, THINKER_LARGE_BYTES) + CONTEXT_BYTES + cache, cache, context
+    taken = weights + scaled(THINKER_STEP_BYTES, weights, THINKER_LARGE_BYTES) + CONTEXT_BYTES + cache
+    fixed = {**demand.fixed, ASR: taken}
+    return replace(demand, fixed=fixed, asr_kv_cache_bytes=cache, asr_context_tokens=context)
 
 
 def _adapters(thinker: Any) -> dict[str, Any]:

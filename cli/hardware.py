@@ -18,6 +18,13 @@ Revision = Annotated[
     str | None, typer.Option(help="commit, branch or tag of a --model of the hub; default: its newest commit")
 ]
 
+AsrModel = Annotated[
+    str | None, typer.Option(help="checkpoint that writes down what --model is to hear, e.g. a Whisper")
+]
+TalkerModel = Annotated[
+    str | None, typer.Option(help="checkpoint of a voice that speaks what --model writes, e.g. a Qwen3-TTS")
+]
+
 Stage = StrEnum("Stage", ["thinker", "talker", "code2wav", "dit"])
 """Kinds of stages that choose their paths by the machine."""
 
@@ -35,12 +42,8 @@ def at_revision(model: str | None, revision: str | None) -> str | None:
 def budget(
     model: Annotated[str | None, typer.Option(help="directory or hub id of a thinker, talker and code2wav")] = None,
     revision: Revision = None,
-    talker_model: Annotated[
-        str | None, typer.Option(help="of a voice that speaks what --model writes, as of `quartet up`")
-    ] = None,
-    asr_model: Annotated[
-        str | None, typer.Option(help="of ears for a --model that does not hear, as of `quartet up`")
-    ] = None,
+    asr_model: AsrModel = None,
+    talker_model: TalkerModel = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="memory of a GPU, as nvidia-smi says")] = None,
     gpus: Annotated[int, typer.Option(min=1, max=64, help="how many GPUs of that memory there are")] = 1,
     tensor_parallel_size: Annotated[
@@ -62,31 +65,29 @@ def budget(
     from cli.budget import GIB, Demand, Gpus
     from cli.budget_report import lines
     from cli.budget_report import table as gpu_table
-    from cli.gpu_plan import asr_demand
+    from cli.gpu_plan import with_asr
     from cli.layouts import best
-    from cli.plan import ASR
+    from cli.plan import SPEECH
     from cli.sizes import published_sizes, read_sizes
     from services.thinker.lora_targets import EXPERTS, LINEAR
 
+    if not table and (model is None or gpu_memory_gib is None):
+        raise typer.BadParameter("needed, but with --table", param_hint="--model, --gpu-memory-gib")
     model = at_revision(model, revision)
-    fixed = {"dit": int(dit_gib * GIB)} if dit_gib else {}
-    asr_bytes, asr_kv_cache_bytes, asr_context_tokens = asr_demand(asr_model) if asr_model else (0, 0, 0)
     demand = Demand(
         streams,
         context_tokens,
         talker_positions,
-        fixed=fixed | ({ASR: asr_bytes} if asr_model else {}),
-        asr_kv_cache_bytes=asr_kv_cache_bytes,
-        asr_context_tokens=asr_context_tokens,
+        fixed={"dit": int(dit_gib * GIB)} if dit_gib else {},
         max_loras=loras,
         max_lora_rank=lora_rank,
         adapted=(*LINEAR, *(EXPERTS if lora_experts else ())),
     )
-    if not table and (model is None or gpu_memory_gib is None):
-        raise typer.BadParameter("needed, but with --table", param_hint="--model, --gpu-memory-gib")
+    if asr_model:
+        demand = with_asr(demand, asr_model)
     sizes = read_sizes(model) if model else published_sizes()
     if talker_model:
-        sizes = sizes.of(["thinker"]).with_voice(read_sizes(talker_model).of(["talker", "code2wav"]))
+        sizes = sizes.of(["thinker"]).with_voice(read_sizes(talker_model).of(SPEECH))
     if table or gpu_memory_gib is None:
         shown = gpu_table(sizes, demand)
     else:

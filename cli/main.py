@@ -10,7 +10,7 @@ import typer
 
 from cli.chat import ask, part, write_wav
 from cli.create import LOCAL, ApiKey, Url, file_option, image, say, sound, transcribe, video
-from cli.hardware import Revision, StageFlags, at_revision, budget, doctor
+from cli.hardware import AsrModel, Revision, StageFlags, TalkerModel, at_revision, budget, doctor
 from cli.http import connect, given
 from cli.profile import profile, trace
 from cli.talk import talk
@@ -88,12 +88,8 @@ def up(
     port: Annotated[int, typer.Option(help="port of the HTTP API")] = 8000,
     pipeline: Pipeline = None,
     dit_model: Annotated[str | None, typer.Option(help="the dit's checkpoint, beside stages of other kinds")] = None,
-    asr_model: Annotated[
-        str | None, typer.Option(help="checkpoint that writes down what --model is to hear, e.g. a Whisper")
-    ] = None,
-    talker_model: Annotated[
-        str | None, typer.Option(help="checkpoint of a voice that speaks what --model writes, e.g. a Qwen3-TTS")
-    ] = None,
+    asr_model: AsrModel = None,
+    talker_model: TalkerModel = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="directory for logs and state.json; default: a temporary one")
     ] = None,

@@ -205,11 +205,12 @@ def rouse(pipeline: Any) -> None:
 def publish(pipeline: Any) -> None:
     """Has diffusers find models that its tests define: their classes, among those of the pipeline, and their files."""
     for part in pipeline.components.values():
-        _, _, folder, *_ = [*type(part).__module__.split("."), "", "", ""]
+        cls = type(part)
+        _, is_of_tests, inner = cls.__module__.partition("tests.pipelines.")
         if isinstance(part, torch.nn.Module) and not part.state_dict():
             part._non_persistent_buffers_set.clear()  # else no file of weights is written, and none is found
-        if type(part).__module__.startswith("tests.pipelines.") and hasattr(diffusers.pipelines, folder):
-            setattr(getattr(diffusers.pipelines, folder), type(part).__name__, type(part))
+        if is_of_tests and (folder := getattr(diffusers.pipelines, inner.partition(".")[0], None)):
+            setattr(folder, cls.__name__, cls)
 
 
 def agree(pipeline: Any) -> None:
