@@ -3,7 +3,7 @@
 # THINKER=thinker-cuda on a machine with a GPU. BENCH, BENCH_DIT, BENCH_REALTIME, BENCH_SPEAK: flags of the benchmarks;
 # of the first, thinker and talker are compiled, which takes minutes and halves their time a step on a CPU. FAMILY: of
 # the first, a name that `quartet tiny` knows: qwen3-omni or qwen2.5-omni.
-# TEST_COMPOSE, TEST_BARE: flags of scripts/test_compose.py and scripts/test_bare.py. TEST, TEST_LONG: flags of pytest.
+# TEST_COMPOSE, TEST_BARE: flags of scripts/test_compose.py and scripts/test_bare.py. TEST, TEST_LONG, TEST_WEEKLY: flags of pytest.
 # WORKERS: of pytest, each with a system of its own.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c "" 2>/dev/null && command -v $$python && break; done)
@@ -17,6 +17,7 @@ TEST_COMPOSE ?=
 TEST_BARE ?=
 TEST ?=
 TEST_LONG ?=
+TEST_WEEKLY ?=
 WORKERS ?= 2
 THINKER ?= thinker-cpu
 BIN := .venv/bin
@@ -26,7 +27,7 @@ READY := .venv/ready
 # As tests/conftest.py: what the tests import is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup lock demo test coverage chromium test-long test-gpu first-gpu test-v2 hostile up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs sbom audit clean
+.PHONY: setup lock demo test coverage chromium test-long test-weekly test-gpu first-gpu test-v2 hostile up lint types style format test-bare test-newest test-pythons environments test-environments protos bench bench-speak bench-realtime bench-dit test-compose docs sbom audit clean
 
 setup: $(READY)  ## .venv with everything, and the quartet command in it
 
@@ -42,7 +43,7 @@ demo: $(READY)  ## the main job on the small models that come with Quartet: no G
 	$(BIN)/quartet demo
 
 test: $(READY)  ## what every change has to pass, in 8 minutes; with a GPU, the gpu-marked tests too
-	$(PYTEST) -m "not long" $(TEST)
+	$(PYTEST) -m "not long and not weekly" $(TEST)
 
 coverage: override TEST += --cov --cov-report=term
 coverage: test  ## which lines of the product `make test` runs, its processes included, and which it does not
@@ -50,9 +51,11 @@ coverage: test  ## which lines of the product `make test` runs, its processes in
 chromium:  ## a browser for the tests of the page, on Debian as root; without one they are skipped
 	@scripts/install_chromium.sh
 
-test-long: $(READY)  ## the rest: benchmark commands, others' realtime clients, two hosts, video and sound, every transport and family through whole systems, compilation
-	$(PYTEST) -m long tests/rehearsal tests/pure tests/stage tests/system $(TEST_LONG)
-	$(PYTEST) -m long tests/long $(TEST_LONG)
+test-long: $(READY)  ## what the gate runs too: CUDA paths on a fake GPU, other models, two hosts, video and sound, faults, compilation
+	$(PYTEST) -m "long and not weekly" --durations 40 $(TEST_LONG)
+
+test-weekly: $(READY)  ## before a release: benchmark commands, others' clients, every family as a whole system, hundreds of sessions
+	$(PYTEST) -m weekly --durations 40 $(TEST_WEEKLY)
 
 # Where the path or pyenv has them. What needs an engine is skipped there: torch's CPU builds may not be at hand.
 OTHER_PYTHONS ?= 3.12 3.13

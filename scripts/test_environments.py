@@ -109,7 +109,7 @@ def run_tests(python: str, tests: Sequence[str], more: Sequence[str]) -> int:
 
 def _pytest(python: str) -> list[str]:
     left_out = [f"--ignore=tests/{file}" for file in OF_FILES]
-    return [python, "-m", "pytest", "-m", "not long", "--engines=optional", *left_out]
+    return [python, "-m", "pytest", "-m", "not long and not weekly", "--engines=optional", *left_out]
 
 
 def needing_engines(python: str) -> list[str]:

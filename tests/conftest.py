@@ -41,11 +41,11 @@ ORDER = (
     "speech",
     "diffusion",
     "tests/system/",
+    "tests/long/",
     "tests/rehearsal/",
     "tests/stage/",
     "hostile",
     "tests/pure/",
-    "tests/long/",
 )
 ALONE = ("test_supervisor.py", "test_shm_faults.py", "test_toy_family.py")  # in tests/system: they ask no shared system
 

@@ -36,7 +36,7 @@ def _of(stack: Stack, checkpoint: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.weekly
 def test_speech_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
     loads = ["--concurrency", "2", "--requests", "4", "--rate", "4", "--arrivals", "4", "--peer-requests", "2"]
     output = _run("speech", *_of(open_stack, tiny_checkpoint), *loads, "--json", str(tmp_path / "figures.json"))
@@ -57,7 +57,7 @@ def test_speech_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tm
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.weekly
 def test_speech_of_another_family_beside_transformers(tmp_path: Path):
     """It starts a system of its own, and ends with figures only if both sides said the same."""
     loads = ["--concurrency", "2", "--requests", "4", "--load", "0", "--peer-requests", "2"]
@@ -69,7 +69,7 @@ def test_speech_of_another_family_beside_transformers(tmp_path: Path):
         assert figures["audio_s_per_s"] > 0
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_what_the_gateway_costs():
     """It ends with an error if an answer broke off."""
     load = ["--rounds", "1", "--requests", "4", "--concurrency", "2", "--rate", "4", "--rate-s", "2", "--idle-s", "1"]
@@ -80,7 +80,7 @@ def test_what_the_gateway_costs():
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.parametrize("arch", ["qwen3-omni", "qwen2.5-omni"])
 def test_soak(arch: str):
     """It ends with an error if anything was lost, wrong or left."""
@@ -90,7 +90,7 @@ def test_soak(arch: str):
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_text_spoken_beside_transformers(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
     """It ends with figures only if all samples are equal, the batch's too."""
     where = ["--run-dir", str(open_stack.run_directory), "--model", str(tiny_checkpoint), "--frames", "10"]
@@ -108,7 +108,7 @@ def test_a_text_spoken_beside_transformers(open_stack: Stack, tiny_checkpoint: P
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.weekly
 def test_spoken_conversations_beside_chats(open_stack: Stack, tmp_path: Path):
     loads = ["--sessions", "2", "--turns", "4", "--rounds", "1", "--barging", "2", "--barge-ins", "2"]
     short = ["--listening", "4", "--seconds", "2", "--tokens", "8", "--frames", "10"]
@@ -124,7 +124,7 @@ def test_spoken_conversations_beside_chats(open_stack: Stack, tmp_path: Path):
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.weekly
 def test_split_and_fused_say_the_same(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
     loads = ["--concurrency", "2", "--requests", "2", "--rounds", "1", "--threads", "1"]
     assert "both said the same" in _run(
@@ -134,7 +134,7 @@ def test_split_and_fused_say_the_same(open_stack: Stack, tiny_checkpoint: Path, 
     assert sides["split"][0]["frames_per_s"] > 0 < sides["fused"][0]["frames_per_s"]
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_transports_beside_a_socket_and_memcpy():
     output = _run("transports", "--rounds", "1", "--size", "64 KiB", "--size", "8 MiB")
     assert "of memcpy's rate" in output
@@ -144,7 +144,7 @@ def test_transports_beside_a_socket_and_memcpy():
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.weekly
 def test_the_dit_beside_diffusers(tmp_path: Path):
     load = ["--families", "wan", "--requests", "2", "--steps", "2", "--rounds", "1", "--threads", "1"]
     video = ["--video-size", "64x64", "--video-frames", "5", "--video-steps", "5"]
@@ -174,7 +174,7 @@ def test_the_dit_beside_diffusers(tmp_path: Path):
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.weekly
 def test_variants_of_the_dit_say_how_far_they_are_off(tmp_path: Path):
     load = ["--families", "flux", "--requests", "1", "--steps", "6", "--rounds", "1", "--threads", "1"]
     variants = ["--variant", "plain:", "--variant", "cached:cache=first-block:100"]

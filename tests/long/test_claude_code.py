@@ -12,7 +12,7 @@ from tests.support.documents import blocks
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly]
 TIMEOUT_S = 200  # a guard
 
 

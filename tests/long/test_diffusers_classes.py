@@ -16,8 +16,6 @@ from tests.support.classes.table import row
 from tests.support.weights import unlisted
 from tests.support.weights.unlisted import unlisted_checkpoint
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/diffusers-classes.md"
 CHECKOUT = "QUARTET_DIFFUSERS_CHECKOUT"
@@ -29,6 +27,7 @@ def rows(page: Path) -> dict[str, str]:
     return {found[1]: found[0] for found in re.finditer(r"^\| ([A-Z]\w+) \| .*$", page.read_text(), re.MULTILINE)}
 
 
+@pytest.mark.long
 def test_it_has_a_row_for_each_class_and_says_what_no_request_can_ask_for() -> None:
     told = rows(PAGE)
     known = classes()
@@ -37,6 +36,7 @@ def test_it_has_a_row_for_each_class_and_says_what_no_request_can_ask_for() -> N
     assert {name: told[name] for name in refused} == refused
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("build", [unlisted.stable_diffusion, unlisted.perturbed_attention, unlisted.lumina2])
 def test_rows_are_those_of_other_tiny_checkpoints(build: Callable[[], Any]) -> None:
     checkpoint = unlisted_checkpoint(build)
@@ -48,6 +48,7 @@ def test_rows_are_those_of_other_tiny_checkpoints(build: Callable[[], Any]) -> N
     assert row(judge_checkpoint(described(name, None), checkpoint, SMALL)) == rows(PAGE)[name]
 
 
+@pytest.mark.weekly
 def test_rows_are_those_of_the_tests_checkpoints(tmp_path: Path) -> None:
     if not (checkout := os.environ.get(CHECKOUT)):
         pytest.skip(f"the tests of diffusers are in no package of it; {CHECKOUT} names a checkout that has them")

@@ -22,12 +22,17 @@ SHARED_MEMORY = Path("/dev/shm")
 
 # (what it has said by then, seconds after that, how often ctrl-C is pressed)
 MOMENTS = [
-    ("", 0.3, 1),  # it imports
-    ("starting thinker", 0.0, 1),
-    ("starting thinker", 4.0, 2),  # the thinker imports vLLM
     ("code2wav  ready", 3.0, 1),  # the thinker's engine begins
-    ("heard in", 0.2, 1),  # it answers
-    ("paints", 0.0, 2),  # it paints, or stops, or has ended
+    *(
+        pytest.param(*moment, marks=pytest.mark.weekly)
+        for moment in (
+            ("", 0.3, 1),  # it imports
+            ("starting thinker", 0.0, 1),
+            ("starting thinker", 4.0, 2),  # the thinker imports vLLM
+            ("heard in", 0.2, 1),  # it answers
+            ("paints", 0.0, 2),  # it paints, or stops, or has ended
+        )
+    ),
 ]
 LAST_WORDS = "talk to it"
 

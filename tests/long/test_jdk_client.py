@@ -11,7 +11,7 @@ from tests.support.systems.gateway import running
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.skipif(shutil.which("java") is None, reason="there is no JDK here")
 async def test_a_chat_a_stream_and_an_upload() -> None:
     async with running() as gateway:

@@ -11,7 +11,7 @@ from tests.support.clients.environments import CLIENTS, node_with_packages, repo
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly]
 HALL, ATTIC = {"room": "hall", "on": True}, {"room": "attic", "on": False}
 SAID = "".join(PIECES)
 # Of each turn: calls, one at a time or several at once, and the text after them.

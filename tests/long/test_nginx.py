@@ -73,7 +73,7 @@ async def _status(client: httpx.AsyncClient, url: str) -> int | None:
         return None
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
 async def test_pauses_around_the_end_of_an_idle_connection(tmp_path: Path) -> None:
     async with proxied(tmp_path) as address:

@@ -18,7 +18,7 @@ from tests.support.references.plain_vllm import answers
 from tests.support.systems.stack import Stack, running
 from tests.support.weights.quantized import awq_checkpoint, fp8_checkpoint, gptq_checkpoint, int8_checkpoint
 
-pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.weekly, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 MAX_TOKENS, MAX_FRAMES = 12, 8
 QUESTIONS = ("Tell me about the sea.", "Which way is north?", "你好，请介绍一下大海和天空。")

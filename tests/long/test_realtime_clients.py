@@ -16,7 +16,7 @@ from tests.support.network.tls_front import tls_front
 from tests.support.samples.espeak import spoken
 from tests.support.systems.stack import IDENTITY, Access, Stack, running, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly]
 RATE_HZ = 24_000
 TURNS = {
     "first": "Please turn on the lamp.",

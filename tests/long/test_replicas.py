@@ -20,7 +20,7 @@ from services.common.errors import StageError, Unavailable
 from services.common.rpc.channels import Channels
 from tests.support.systems.stack import HANG_GUARD_S, free_port
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly]
 
 CLIENTS = 8
 

@@ -20,7 +20,7 @@ from tests.support.samples.media import png
 from tests.support.systems.stack import Stack, running
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly]
 TIMEOUT_S = 200  # a guard
 SEEDS = range(16)  # a random model's prompt can be longer than what its dit reads
 

@@ -11,7 +11,7 @@ import pytest
 from tests.support.systems.stack import running, until
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly]
 
 
 def top(*flags: str) -> list[list[str]]:

@@ -8,7 +8,7 @@ import pytest
 
 from training.__main__ import PARTS
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.weekly, pytest.mark.timeout(1500)]
 # Those that read what others wrote come after them.
 ORDER = ("code2wav", "talker", "hearing", "seeing", "thinker", "tools", "painter_vae", "painter")
 # Few of all: sounds and pictures of the bank, dialogues a step.

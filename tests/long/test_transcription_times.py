@@ -12,7 +12,7 @@ from tests.support.samples.espeak import recording
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import running
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.weekly
 LENGTH_S = 600
 PAUSES_S = (0.6, 0.8, 1.2, 2.0)
 SURE_S = 0.8  # a pause of so much is one, whatever the detector's own delay

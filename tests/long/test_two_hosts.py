@@ -24,7 +24,10 @@ from tests.support.systems.stack import HANG_GUARD_S, until
 from tests.support.systems.two_hosts import TwoHostsStack, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
-needs_ucx = pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
+UCX = (
+    pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'"),
+    pytest.mark.weekly,
+)
 
 CLIENTS = 4
 # The keepalive of services/common/rpc/channels.py takes 5 to 10 seconds, TCP without it a quarter of an hour.
@@ -134,7 +137,7 @@ def idle_stream(system: TwoHostsStack) -> Iterator[subprocess.Popen]:
     scope="module",
     params=[
         pytest.param((), id="grpc"),
-        pytest.param(("--transports=inline,ucx", "--large-tensor-bytes=1"), id="ucx", marks=needs_ucx),
+        pytest.param(("--transports=inline,ucx", "--large-tensor-bytes=1"), id="ucx", marks=UCX),
     ],
 )
 def system(request, tiny_checkpoint, tmp_path_factory) -> Iterator[TwoHostsStack]:

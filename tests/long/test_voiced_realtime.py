@@ -10,7 +10,7 @@ from tests.support.systems.stack import Access, Stack, brief_pipeline, running
 from tests.support.weights.checkpoints import tts_checkpoint
 from tests.system.test_realtime import *  # noqa: F403
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly]
 
 
 @pytest.fixture(scope="module")

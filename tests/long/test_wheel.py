@@ -12,8 +12,6 @@ import pytest
 
 from tests.support.systems.stack import free_port
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "protos", "services", "gateway", "cli", "quartet")
 TIMEOUT_S = 240.0
@@ -67,6 +65,7 @@ def _run(quartet: Path, directory: Path, *arguments: str) -> subprocess.Complete
     )
 
 
+@pytest.mark.long
 def test_the_wheel_has_all_data_and_says_that_it_is_typed(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     packages = ("services", "gateway", "cli")
@@ -76,6 +75,7 @@ def test_the_wheel_has_all_data_and_says_that_it_is_typed(wheel: Path) -> None:
     assert {f"{name}/py.typed" for name in (*packages, "quartet")} <= names
 
 
+@pytest.mark.weekly
 def test_the_checks_know_the_shipped_pipelines(quartet: Path, directory: Path) -> None:
     wrong = _run(quartet, directory, "up", "--model", "no/such/directory")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
@@ -86,6 +86,7 @@ def test_the_checks_know_the_shipped_pipelines(quartet: Path, directory: Path) -
     assert str(quartet.parents[1]) in unfit.stderr  # the pipeline's file
 
 
+@pytest.mark.weekly
 def test_a_made_checkpoint_is_served(quartet: Path, directory: Path) -> None:
     for arch in ("qwen3-omni", "flux"):
         made = _run(quartet, directory, "tiny", "--arch", arch, "--out", arch)

@@ -54,7 +54,7 @@ from training.scene_questions import seeing
 from training.units import VOICES
 from training.world import capitals, sentence
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(START_TIMEOUT_S)]
+pytestmark = [pytest.mark.e2e, pytest.mark.weekly, pytest.mark.timeout(START_TIMEOUT_S)]
 SENTENCE = "The old king likes the boat."
 
 

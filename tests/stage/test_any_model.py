@@ -24,6 +24,7 @@ from tests.support.weights.text_models import HEARING, MODELS, PICTURED, text_ch
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = "gemma3_images"  # windows and whole attention, a vocabulary of words, pictures
+OF_THE_GATE = ("granite_hybrid", "qwen3_moe", "qwen3_vl", "qwen2_audio")  # those whose code differs most
 TOKENS = 20
 RATE_HZ = 16_000
 # vLLM's own answers are not those of transformers for these weights, with and without Quartet.
@@ -99,7 +100,9 @@ class Served:
     scope="module",
     loop_scope="module",
     params=[
-        pytest.param(name, marks=() if name == QUICK else pytest.mark.long)
+        pytest.param(
+            name, marks=() if name == QUICK else pytest.mark.long if name in OF_THE_GATE else pytest.mark.weekly
+        )
         for name in (*MODELS, *PICTURED, *HEARING)
         if name not in DIFFERENT
     ],

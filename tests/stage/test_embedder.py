@@ -34,6 +34,7 @@ from tests.support.weights.embedding_models import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = BERT_MEAN
+OF_THE_GATE = ("qwen3_last", "bert_pairs")
 TEXTS = [
     "The old king likes the boat.",
     "Which day comes after Monday?",
@@ -94,7 +95,12 @@ class Served:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=[pytest.param(name, marks=() if name == QUICK else pytest.mark.long) for name in (*EMBEDDING, *SCORING)],
+    params=[
+        pytest.param(
+            name, marks=() if name == QUICK else pytest.mark.long if name in OF_THE_GATE else pytest.mark.weekly
+        )
+        for name in (*EMBEDDING, *SCORING)
+    ],
 )
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     checkpoint = embedding_checkpoint(request.param)

@@ -113,6 +113,7 @@ async def test_a_voice_that_dies_is_an_error_and_the_session_goes_on(server: Sta
         assert np.frombuffer(b"".join(map(base64.b64decode, pieces)), "<i2").any()
 
 
+@pytest.mark.weekly  # it starts a system for two lines
 def test_the_documents_lines(tmp_path: Path) -> None:
     port = free_port()
     said = {

@@ -112,7 +112,7 @@ def test_a_video_job_outlives_the_gateway(dit_systems) -> None:
     until(lambda: not system.in_flight()["dit"], "nobody wants it any more")
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 def test_a_dit_with_an_encoder(dit_systems, tmp_path_factory: pytest.TempPathFactory) -> None:
     """GLM-Image in two processes, from the shipped pipeline file."""
     directory = tmp_path_factory.mktemp("run")

@@ -26,7 +26,7 @@ PHASES = ("prefill", "text", "audio", "whole")  # how far a request is when the 
 SHORT = speech("", stream=False, max_tokens=8, quartet={"talker": {"temperature": 1, "seed": 3, "max_frames": 8}})
 
 
-@pytest.fixture(scope="module", params=["qwen3-omni", pytest.param("qwen2.5-omni", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["qwen3-omni", pytest.param("qwen2.5-omni", marks=pytest.mark.weekly)])
 def arch(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -88,7 +88,8 @@ class System:
 QWEN2_5 = {"qwen2.5-omni small": ("--code2wav-arg=--decoding=whole",)}
 # Each checkpoint and each transport once: a system takes a minute to start.
 OTHERS = [
-    pytest.param(each, marks=pytest.mark.long) for each in ("small over ucx", "qwen2.5-omni small over shared_memory")
+    pytest.param("qwen2.5-omni small over shared_memory", marks=pytest.mark.long),
+    pytest.param("small over ucx", marks=pytest.mark.weekly),
 ]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tests.support.documents import ROOT, commands
-from tests.support.systems.stack import HANG_GUARD_S, until
+from tests.support.systems.stack import HANG_GUARD_S, START_TIMEOUT_S, until
 
 
 def lines(page: str) -> list[str]:
@@ -59,7 +59,8 @@ class Terminal:
                 stderr=subprocess.STDOUT,
             )
         try:
-            until(lambda: sign in log.read_text() or process.poll() is not None, f"{line} says {sign!r}")
+            hoped = f"{line} says {sign!r}"
+            until(lambda: sign in log.read_text() or process.poll() is not None, hoped, START_TIMEOUT_S)
             assert process.poll() is None, log.read_text()
             yield
         finally:
