@@ -35,6 +35,7 @@ class BatchRules:
         padded: sequence of any length -> its mask; padded at the end.
         expanded: one entry for all samples of the call.
         inert: objects that do not matter if this function says so.
+        known: all that a call may have; a call with another runs alone. None: any.
     """
 
     rows: str = "hidden_states"
@@ -44,6 +45,7 @@ class BatchRules:
     padded: Mapping[str, str] = field(default_factory=dict)
     expanded: frozenset[str] = frozenset()
     inert: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+    known: frozenset[str] | None = None
 
 
 NO_BATCHING = BatchRules(rows="")

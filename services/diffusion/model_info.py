@@ -13,6 +13,7 @@ from services.diffusion.request import OutputSpec, resolve
 _MAX_SIDE = 8192  # pixels, where the model takes that many
 _WARM_UP_SIDES = 4  # of the warm-up's output, in multiples of what sizes are multiples of
 _WARM_UP_STEPS = 2
+_WARM_UP_PROMPTS = ("warm", "a cold day by the sea", "cold")
 _USUAL_STEPS = 50  # where a class says none
 _DEFAULT_AUDIO_S = 10.0
 _WARM_UP_AUDIO_S = 1.0
@@ -100,14 +101,14 @@ def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int
     """A small output of few steps, from a grey picture where the family needs one.
 
     Args:
-        number: those of other numbers have another prompt and seed, and two steps more each.
+        number: 0; 1 has a longer prompt, another seed, and two steps more; 2 has that, but a prompt as long as 0's.
         times: of its least sides.
     """
     from PIL import Image
 
     side, family = times * _warm_up_side(info), models.family
-    start = dit_pb2.DitStart(prompt="warm-up" * (number + 1), seed=number)
-    start.num_inference_steps = _WARM_UP_STEPS * (number + 1)
+    start = dit_pb2.DitStart(prompt=_WARM_UP_PROMPTS[number], seed=number)
+    start.num_inference_steps = _WARM_UP_STEPS * (2 if number else 1)
     if family.needs_image or "width" in parameters_of(type(models.pipeline)):
         start.width = start.height = side
     if info.frames_multiple:

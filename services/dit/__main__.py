@@ -103,7 +103,8 @@ def _check_turns(engine: DitEngine) -> str:
     failed: StageError | None = None
     for times in (1,) if info.sample_rate_hz else SIDES_TO_TRY:
         try:
-            return engine.check_turns([warm_up_output(models, info, number, times) for number in (0, 1)])
+            one, other, like = (warm_up_output(models, info, number, times) for number in range(3))
+            return engine.check_turns([one, other], like)
         except StageError as error:
             failed = failed or error
     raise ValueError(f"{info.pipeline} is not served: no small output of it can be made: {failed}") from failed

@@ -1,7 +1,8 @@
 """Which calls of a model can run as one, how their arguments are joined and the result is split.
 
 A call is what a diffusers pipeline passes to its transformer or to `vae.decode`. Its arguments have a row for every
-sample, most by their shape; the family's `BatchRules` describe the others.
+sample, most by their shape; `BatchRules`, of the family's row or learned, describe the others. What a dictionary has is
+named "name.key".
 """
 
 import hashlib
@@ -47,7 +48,11 @@ def key_of(rules: BatchRules, arguments: Arguments, digest: Callable[[torch.Tens
 
 
 def _part(rules: BatchRules, name: str, value: Any, samples: int, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None:
+        return None
+    if rules.known is not None and not isinstance(value, dict) and name not in rules.known:
+        raise Unbatchable(name)
+    if isinstance(value, (bool, int, float, str)):
         return value
     if name in rules.inert and rules.inert[name](value):
         return "inert"
@@ -62,8 +67,9 @@ def _part(rules: BatchRules, name: str, value: Any, samples: int, digest: Callab
         if name in rules.ragged:
             return value[0].dtype, value[0].shape[1:]
         return tuple((v.dtype, v.shape) for v in value)
-    elif isinstance(value, dict) and not value:
-        return "empty"
+    elif isinstance(value, dict):
+        named = sorted(value.items())
+        return tuple((key, _part(rules, f"{name}.{key}", each, samples, digest)) for key, each in named)
     raise Unbatchable(name)
 
 
@@ -81,7 +87,9 @@ def content(tensor: torch.Tensor) -> bytes:
     tensor = tensor.detach()
     if tensor.dim() > 2 and bool((tensor == tensor[:1]).all()):
         tensor = tensor[:1]
-    return hashlib.blake2b(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).digest()
+    # a tensor of one element has any strides and is contiguous, but bytes have a stride of one
+    elements = tensor.cpu().ravel().clone(memory_format=torch.contiguous_format)
+    return hashlib.blake2b(elements.view(torch.uint8).numpy().tobytes()).digest()
 
 
 def join(rules: BatchRules, calls: Sequence[Arguments]) -> Arguments:
@@ -100,6 +108,8 @@ def _join(rules: BatchRules, name: str, values: list[Any], sizes: list[int]) -> 
     first = values[0]
     if name in rules.shared or name in rules.padded:
         return first
+    if isinstance(first, dict):
+        return {key: _join(rules, f"{name}.{key}", [value[key] for value in values], sizes) for key in first}
     if isinstance(first, list):
         return [entry for value in values for entry in value]
     if not isinstance(first, torch.Tensor) or name in rules.padded.values():

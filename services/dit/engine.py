@@ -14,9 +14,10 @@ from services.common.errors import StageError
 from services.common.telemetry.metrics import STEP_BATCH, STEP_SECONDS
 from services.diffusion.pipelines import PipelineStopped, explain
 from services.diffusion.request import OutputSpec
-from services.dit.batching import join, split
+from services.dit.batching import Unbatchable, join, split
 from services.dit.config import DitSettings
-from services.dit.coroutine import install
+from services.dit.coroutine import BatchPoint, install
+from services.dit.learning import MadeCall, learn
 from services.dit.models import Models, ModelsLost
 from services.dit.output import Done, Encoded, Event, Failed, Output, Started
 from services.dit.turns import TurnsCheck
@@ -44,6 +45,7 @@ class DitEngine(ThreadedEngine):
         self._running: list[Output] = []
         self._used: str | None = None  # what the latest call was for, as `Output.waits_for`
         self._broken: Exception | None = None
+        self._made: list[MadeCall] | None = None  # during a check: the calls that ran alone
         RUNNING.set_function(lambda: len(self._running))
         WAITING.set_function(lambda: len(self._waiting))
         install(models.pipeline)
@@ -70,9 +72,9 @@ class DitEngine(ThreadedEngine):
         output.cancelled = True
         self._inbox.put(None)
 
-    def check_turns(self, specs: Sequence[OutputSpec]) -> str:
-        """Has outputs made one at a time if those of `specs`, made in turns, are others than alone. Blocks. Call it
-        before there are outputs.
+    def check_turns(self, specs: Sequence[OutputSpec], like: OutputSpec | None = None) -> str:
+        """Has outputs made one at a time if those of `specs`, two, made in turns, are others than alone; else looks
+        whether they can share steps (`info.batched`). Blocks. Call it before there are outputs. See `TurnsCheck`.
 
         Returns:
             Why they are made one at a time; empty: they are not.
@@ -82,11 +84,12 @@ class DitEngine(ThreadedEngine):
             ValueError: one changes those after it.
             TimeoutError: they take too long.
         """
-        check = TurnsCheck(specs)
+        check = TurnsCheck(specs, like)
         self._inbox.put(check)
         if reason := check.reason():
             self._max_running_outputs = 1
             self.models.info.one_at_a_time = reason
+            self.models.info.not_batched = "one output is made at a time"
         return reason
 
     def _wake(self) -> None:
@@ -112,7 +115,7 @@ class DitEngine(ThreadedEngine):
             if isinstance(entry, Output):
                 self._waiting.append(entry)
             elif isinstance(entry, TurnsCheck):
-                entry.run(self._take_turns)
+                entry.run(self._take_turns, self._learn)
             elif entry is not None:
                 self._broken = entry
 
@@ -129,14 +132,48 @@ class DitEngine(ThreadedEngine):
             output.begin()
             output.emit(Started())
 
-    def _take_turns(self, outputs: Sequence[Output]) -> None:
-        """Makes `outputs` in turns, each a call, from the first."""
+    def _take_turns(self, outputs: Sequence[Output]) -> list[MadeCall]:
+        """Makes `outputs` in turns, each a call, from the first. Returns the calls."""
+        made = self._made = []
         for output in outputs:
             self._running.append(output)
             output.begin()
-        while self._running:
-            for output in list(self._running):
-                self._advance(output)
+        try:
+            while self._running:
+                for output in list(self._running):
+                    self._advance(output)
+        finally:
+            self._made = None
+        return made
+
+    def _learn(self, some: Sequence[MadeCall], others: Sequence[MadeCall]) -> bool:
+        """Has steps shared whose joined calls give what each gives alone. Returns whether other calls could show it."""
+        info = self.models.info
+        if info.batched or self.models.cached:  # by the table's rules, or not for a reason that is told
+            return False
+        if self._max_batch == 1:
+            info.not_batched = "max_batch=1"
+            return False
+        try:
+            learned = learn(some, others, self._try)
+        except Unbatchable as reason:
+            info.not_batched = str(reason)
+            return True
+        for point, rules in learned.items():
+            point.rules = rules
+        info.batched, info.not_batched = True, ""
+        return False
+
+    def _try(self, point: BatchPoint, arguments: dict[str, Any]) -> Any:
+        """A joined call, of rules that may be wrong. Raises Unbatchable."""
+        try:
+            with self.models.set_up(()):
+                return self.models.run(point, arguments, ())
+        except Exception as error:
+            if _breaks_the_engine(error):
+                raise
+            said = str(error).partition("\n")[0]
+            raise Unbatchable(f"two joined calls of {point.name} fail: {type(error).__name__}: {said}") from error
 
     def _next(self) -> Output:
         """The least served, and of several the one that has yet to begin. Where one model is on the device at a time,
@@ -199,6 +236,8 @@ class DitEngine(ThreadedEngine):
             result = self.models.run(point, arguments, batch[0].spec.loras)
         if self.models.device.type == "cuda":
             torch.cuda.synchronize(self.models.device)  # so that time spent is time spent
+        if self._made is not None:
+            self._made += [MadeCall.of(point, call.arguments, result) for call in calls]
         return split(result, [call.samples for call in calls])
 
     def _resume(self, output: Output, value: Any) -> None:

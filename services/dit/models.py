@@ -57,6 +57,7 @@ class Models(Pipelines):
         denoisers: the models that are called at each step.
         dtype: of the first of them.
         one_at_a_time: whether calling another model takes loading it.
+        cached: whether results of an output's earlier steps are kept.
 
     Raises:
         ValueError: no such checkpoint, a pipeline that is not served, or settings that do not fit it.
@@ -65,15 +66,15 @@ class Models(Pipelines):
     def __init__(self, settings: DitSettings, only_denoisers: bool = False) -> None:
         super().__init__(load_pipeline(settings, only_denoisers))
         self.one_at_a_time = settings.offload == "model"
-        self._cached = settings.cache != "none"
+        self.cached = settings.cache != "none"
         self._loras: Loras | None = None if settings.lora else ()
-        if self._cached:  # the pipelines of the others do not tell a step's calls apart
+        if self.cached:  # the pipelines of the others do not tell a step's calls apart
             self.pipelines = {task: pipe for task, pipe in self.pipelines.items() if supports_caches(pipe)}
         self.info = dit_info(self, settings)
         self.info.loras.extend(sorted(settings.lora))
         self.info.needs_source = settings.encoders == "stream"
-        self.info.batched = not self._cached
-        if self._cached:
+        self.info.batched = not self.cached
+        if self.cached:
             self.info.not_batched = f"cache={settings.cache} keeps results of each output's own earlier steps"
         elif self.family.batching is NO_BATCHING:
             self.info.batched = False
@@ -96,7 +97,7 @@ class Models(Pipelines):
     def set_up(self, loras: Loras, owner: Any = None, call: ModelCall | None = None) -> Iterator[None]:
         """Turns on the adapters `loras`, and for `call` the cache of `owner`."""
         self._use(loras)
-        if call is not None and call.context is not None and self._cached:
+        if call is not None and call.context is not None and self.cached:
             with call.context(f"{id(owner)}/"):
                 yield
         else:
@@ -115,7 +116,7 @@ class Models(Pipelines):
 
     def forget(self, owner: Any) -> None:
         """Frees what the caches keep for `owner`."""
-        if not self._cached:
+        if not self.cached:
             return
         for module in (module for denoiser in self.denoisers for module in denoiser.modules()):
             registry = getattr(module, "_diffusers_hook", None)

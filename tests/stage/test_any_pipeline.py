@@ -123,6 +123,29 @@ def test_it_is_found_and_is_diffusers_own_alone_and_in_turns(build: Callable[[],
         assert {batch for each in watched for batch in each.batches} == {1}
 
 
+@pytest.mark.parametrize(
+    "build", [unlisted.stable_diffusion, unlisted.stable_diffusion_xl, unlisted.pixart_sigma, unlisted.lumina2]
+)
+def test_steps_are_shared_by_rules_that_were_learned(build: Callable[[], Any]) -> None:
+    _, small, always, _ = CASES[build]
+    asked = {"arguments": json.dumps(always), **small}
+    with bench(unlisted_checkpoint(build), default_size=None) as dit:
+        orders = [
+            order(dit, asked | {"prompt": prompt, "seed": steps, "num_inference_steps": steps})[0]
+            for prompt, steps in (("a red fox", 2), ("a house by the sea", 4), ("x", 3))
+        ]
+        alone = [dit.make([each])[0] for each in orders]
+        warm_up(dit.engine)
+        assert (dit.info.batched, dit.info.not_batched) == (True, "")
+        watched = dit.submit_together(orders)
+        for mine, before in zip(dit.finish(watched), alone, strict=True):
+            assert (mine - before).abs().max() < 1e-4
+        assert set(watched[0].batches) == {3}
+    with bench(unlisted_checkpoint(build), default_size=None, max_batch=1) as dit:
+        warm_up(dit.engine)
+        assert (dit.info.batched, dit.info.not_batched) == (False, "max_batch=1")
+
+
 def order(dit: Bench, fields: dict[str, Any], *files: Any) -> Any:
     return dit.orders(dit_pb2.DitStart(**fields), *files)
 
@@ -178,6 +201,7 @@ def test_a_class_that_changes_its_models_makes_one_output_at_a_time(build: Calla
     with bench(unlisted_checkpoint(build), default_size="128x128") as dit:
         warm_up(dit.engine)
         assert "in turns" in dit.info.one_at_a_time
+        assert (dit.info.batched, dit.info.not_batched) == (False, "one output is made at a time")
         orders = order(dit, {"prompt": "x", "seed": 1, "num_inference_steps": 2})
         orders += order(dit, {"prompt": "a fox", "seed": 2, "num_inference_steps": 4})
         alone = [dit.make([each])[0] for each in orders]

@@ -23,7 +23,7 @@ from tests.support.references.code2wav import load_reference, whole_decode
 
 SIZES = [
     pytest.param((8, 160), id="small"),  # some windows of attention
-    pytest.param((16, 1000), id="whole", marks=pytest.mark.long),
+    pytest.param((16, 1000), id="whole", marks=pytest.mark.weekly),
 ]
 """(streams, frames of each)"""
 TOLERANCE = 1e-5

@@ -87,7 +87,7 @@ def test_kubectl_refuses_what_is_not_offered(tmp_path, overlay, components, what
     assert what in done.stderr
 
 
-@pytest.mark.long  # 132 of them; the other overlays were compared once
+@pytest.mark.weekly  # 132 of them; the other overlays were compared once
 def test_kubectl_renders_each_two_components_as_the_tests_do(tmp_path):
     components = sorted(each.name for each in (ROOT / "deploy/k8s/components").iterdir())
     for pair in itertools.permutations(components, 2):

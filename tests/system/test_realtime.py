@@ -171,7 +171,7 @@ async def test_sessions_that_end_anyhow_leave_nothing(stack: Stack, endless: Gat
     await nothing_left(stack, [endless])
 
 
-@pytest.mark.long
+@pytest.mark.weekly
 async def test_600_sessions_that_end_anyhow_leave_nothing(stack: Stack, endless: GatewayProcess):
     used, open_files = [], []
     for seed in range(8):

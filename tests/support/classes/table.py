@@ -24,8 +24,8 @@ tests of diffusers make a tiny random checkpoint of a class, and the dit serves 
 - **not tried**: diffusers has no test that makes a tiny checkpoint of it.
 
 A tiny checkpoint says nothing of speed, memory and quality. No class was tried on a GPU, in bfloat16, with adapters or
-offloading. Classes whose calls of several requests share a step are in [services.md](services.md#quartet-up); for this
-table they share none.
+offloading. Which classes share steps the stage finds out at its start ([any-model.md](any-model.md#what-is-checked));
+for this table they share none.
 
 {sums}
 
