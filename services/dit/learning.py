@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.utils.outputs import BaseOutput
+from torch.utils._pytree import tree_leaves, tree_map_only  # diffusers registers its outputs there
 
 from services.diffusion.families import BatchRules
 from services.dit.batching import Arguments, Unbatchable, content, join, key_of, samples_of, split
@@ -34,9 +34,9 @@ class MadeCall:
     @property
     def samples(self) -> int:
         """Raises Unbatchable."""
-        first = next(_leaves(self.result), None)
         if isinstance(self.result, list):
             return len(self.result)
+        first = next(iter(_leaves(self.result)), None)
         if first is None or not first.dim():
             raise Unbatchable(f"the result of {self.point.name} has no samples")
         return first.shape[0]
@@ -181,26 +181,12 @@ def _tolerance(tensor: torch.Tensor) -> float:
     return max(least, 4 * torch.finfo(tensor.dtype).eps) if tensor.is_floating_point() else 0.0
 
 
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _leaves(each)
-    elif isinstance(value, dict):
-        yield from _leaves(list(value.values()))
+def _leaves(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, BaseOutput):
-        return type(value)(**{name: _copied(each) for name, each in value.items()})
-    if isinstance(value, dict):
-        return {name: _copied(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_copied(each) for each in value]
-    return tuple(_copied(each) for each in value) if type(value) is tuple else value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), value)
 
 
 def _digest(value: Any) -> Hashable:

@@ -19,6 +19,7 @@ from services.thinker.conversation import Conversation, MediaFile, Message, RawP
 from services.thinker.media import Spent, decode_audio, decode_image, decode_video, video_track
 from tests.support.samples.media import mp4, png, wav
 from tests.support.scripted.preprocessing import decoders
+from tests.support.tiers import tiered
 from tests.support.weights import text_models
 from tests.support.weights.text_models import HEARING, MODELS, PICTURED, text_checkpoint
 
@@ -99,13 +100,7 @@ class Served:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=[
-        pytest.param(
-            name, marks=() if name == QUICK else pytest.mark.long if name in OF_THE_GATE else pytest.mark.weekly
-        )
-        for name in (*MODELS, *PICTURED, *HEARING)
-        if name not in DIFFERENT
-    ],
+    params=tiered((name for name in (*MODELS, *PICTURED, *HEARING) if name not in DIFFERENT), QUICK, OF_THE_GATE),
 )
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     checkpoint = text_checkpoint(request.param)

@@ -23,6 +23,7 @@ from services.embedder.config import EmbedderSettings
 from services.registry import embedder_pipeline, read_config
 from services.thinker import environment
 from tests.support.systems.gateway import HEALTH_TIMEOUT_S, clients, serving
+from tests.support.tiers import tiered
 from tests.support.weights.embedding_models import (
     BERT_MEAN,
     EMBEDDING,
@@ -95,12 +96,7 @@ class Served:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=[
-        pytest.param(
-            name, marks=() if name == QUICK else pytest.mark.long if name in OF_THE_GATE else pytest.mark.weekly
-        )
-        for name in (*EMBEDDING, *SCORING)
-    ],
+    params=tiered((*EMBEDDING, *SCORING), QUICK, OF_THE_GATE),
 )
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     checkpoint = embedding_checkpoint(request.param)

@@ -59,8 +59,11 @@ class Terminal:
                 stderr=subprocess.STDOUT,
             )
         try:
-            hoped = f"{line} says {sign!r}"
-            until(lambda: sign in log.read_text() or process.poll() is not None, hoped, START_TIMEOUT_S)
+            until(
+                lambda: sign in log.read_text() or process.poll() is not None,
+                f"{line} says {sign!r}",
+                START_TIMEOUT_S,
+            )
             assert process.poll() is None, log.read_text()
             yield
         finally:
