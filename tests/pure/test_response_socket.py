@@ -19,6 +19,7 @@ from gateway.dialects.responses import socket as response_socket
 from gateway.dialects.responses.socket import SocketRequest
 from services.common.errors import InternalError, QueueFull
 from tests.support.clients.responses import kinds, prompt, stream
+from tests.support.clock import put_forward
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import Running, running
 
@@ -358,9 +359,10 @@ async def test_a_place_of_the_gateway_is_taken_only_while_it_answers():
 
 
 async def test_times_are_limited():
-    async with running(request_timeout_s=0.3, realtime_session_s=0.8) as gateway, connected(gateway) as client:
+    async with running(request_timeout_s=0.3) as gateway, connected(gateway) as client:
         gateway.scripts["thinker"].hold = True
         assert (await client.refusal(ASK))[::2] == (504, "deadline_exceeded")
+    async with running(realtime_session_s=0.3) as gateway, connected(gateway) as client:
         event = await client.event()
         assert (event["status"], event["error"]["code"]) == (400, "websocket_connection_limit_reached")
         await client.socket.wait_closed()
@@ -368,12 +370,12 @@ async def test_times_are_limited():
 
 
 async def test_a_connection_on_which_nothing_comes_ends():
-    async with running(realtime_idle_s=0.3) as gateway, connected(gateway) as client:
+    async with running(realtime_idle_s=3) as gateway, connected(gateway) as client:
         thinker = gateway.scripts["thinker"]
         thinker.hold = True
         await client.send(ASK)
         await thinker.holding.wait()
-        await asyncio.sleep(0.5)  # a response keeps it
+        put_forward(4)  # a response keeps it
         thinker.go_on()
         while (event := await client.event())["type"] != "error":
             pass
