@@ -24,7 +24,8 @@ SHORT_S, LONG_S = 1.0, 5.0
 
 _WARM_S = 60.0
 """After the thinker's start, whose processors are busy, the process starts, unless a request needed it before."""
-_START_S = 60.0
+_START_S = 300.0
+"""It has a low priority: 6 s of a processor are minutes where others want it."""
 _MOST_KNOWN = 1024
 
 

@@ -18,7 +18,7 @@ from services.common.media.wire import Wire
 Result = TypeVar("Result")
 _MOST_IDLE = 8
 _POLL_S = 0.1
-_START_S = 60.0
+_START_S = 300.0
 _DEATH_S = 0.1
 _MODULE = "services.common.media.decoding_process"
 
