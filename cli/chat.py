@@ -1,7 +1,6 @@
 """`quartet chat`: sends one streamed request; text to the terminal, speech to a WAV file."""
 
 import base64
-import mimetypes
 import time
 import wave
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from cli.http import ServerError, check, events
+from cli.http import ServerError, check, data_url, events
 
 
 @dataclass
@@ -34,9 +33,7 @@ class ChatAnswer:
 
 def part(kind: str, file: Path) -> dict[str, Any]:
     """Returns a content part with the file as a data URL. `kind` is "image", "audio" or "video"."""
-    media_type = mimetypes.guess_type(file.name)[0] or f"{kind}/*"
-    data = base64.b64encode(file.read_bytes()).decode()
-    return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{media_type};base64,{data}"}}
+    return {"type": f"{kind}_url", f"{kind}_url": {"url": data_url(file, kind)}}
 
 
 def ask(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cli.generation import AUDIO_FORMATS, IMAGE_FORMATS, VIDEO_FORMATS, Image, client_with_bar, make_images, make_video
-from cli.http import check, connect, files, given, model_that, written
+from cli.http import check, connect, data_url, files, given, model_that, written
 
 Prompt = Annotated[str, typer.Argument(help="what to make")]
 Url = Annotated[str, typer.Option(help="address of the gateway")]
@@ -50,6 +50,7 @@ def image(
     seed: Seed = None,
     image: Annotated[list[Path] | None, file_option("to start from; may be repeated")] = None,
     mask: Annotated[Path | None, file_option("transparent where --image is drawn anew")] = None,
+    control_image: Annotated[list[Path] | None, file_option("for a model with a ControlNet; may be repeated")] = None,
     lora: Lora = None,
     api_key: ApiKey = None,
 ) -> None:
@@ -62,6 +63,10 @@ def image(
     try:
         with client_with_bar("waiting", url, api_key) as (client, report):
             uploads = files("image[]", image or ()) + files("mask", [mask] if mask else ())
+            if uploads:
+                uploads += files("control_image[]", control_image or ())
+            elif control_image:
+                body["quartet"] = {"dit": {"control_images": [data_url(file, "image") for file in control_image]}}
             for result in make_images(client, body, uploads, report):
                 _numbered(out, result.output, n).write_bytes(result.content)
                 made[result.output] = result

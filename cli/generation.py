@@ -51,11 +51,11 @@ def make_images(client: httpx.Client, body: dict[str, Any], uploads: Sequence[Fi
 
     Args:
         body: members of POST /v1/images/generations.
-        uploads: images to start from, and a mask of the first.
+        uploads: images to start from, a mask of the first, and control images beside these.
         report: gets the steps of all images together.
     """
     wanted = body.get("n", 1)
-    body = body | {"stream": True, "quartet": {"progress": True}}
+    body = body | {"stream": True, "quartet": {**body.get("quartet", {}), "progress": True}}
     path = "/v1/images/edits" if uploads else "/v1/images/generations"
     steps: dict[int, int] = {}  # done, by output
     count = 0

@@ -1,7 +1,9 @@
 """HTTP for the commands: errors, streams, forms."""
 
+import base64
 import contextlib
 import json
+import mimetypes
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -110,6 +112,12 @@ def download(client: httpx.Client, method: str, path: str, out: Path | None, **r
 def files(field: str, paths: Sequence[Path]) -> list[File]:
     """Raises OSError."""
     return [(field, (path.name, path.read_bytes())) for path in paths]
+
+
+def data_url(file: Path, kind: str) -> str:
+    """The file itself; `kind` is "image", "audio" or "video". Raises OSError."""
+    media_type = mimetypes.guess_type(file.name)[0] or f"{kind}/*"
+    return f"data:{media_type};base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def given(**members: Any) -> dict[str, Any]:

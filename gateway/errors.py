@@ -122,7 +122,7 @@ _DIFFUSION_FIELDS = (
     (r"^loras\b.*", "lora"),
     (r"^previews\b.*", "partial_images"),
     (r"^images\b.*", "image"),
-    (r"^arguments\b", "quartet.dit.arguments"),
+    (r"^(arguments|control_images)\b", r"quartet.dit.\1"),
 )
 _EMBEDDER_FIELDS = (
     (r"^inputs(\[\d+\])(\.text|\.token_ids)?", r"input\1"),

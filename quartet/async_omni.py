@@ -151,13 +151,20 @@ class AsyncOmni:
                 yield event
 
     async def images(
-        self, prompt: str, *, images: Sequence[Any] = (), mask: Any = None, **options: Any
+        self,
+        prompt: str,
+        *,
+        images: Sequence[Any] = (),
+        mask: Any = None,
+        control_images: Sequence[Any] = (),
+        **options: Any,
     ) -> list[Image.Image]:
         """Makes images, by a pipeline with a dit.
 
         Args:
             images: to edit: paths, bytes, Pillow images or arrays.
             mask: of the first of them.
+            control_images: for the model's ControlNets, in their order.
             options: n, size ("WIDTHxHEIGHT"), seed, num_inference_steps, guidance_scale, negative_prompt, lora.
 
         Raises:
@@ -165,7 +172,7 @@ class AsyncOmni:
             StartError: the stages cannot be started.
         """
         client = await self._client()
-        return await client.images(prompt, images, mask, options)
+        return await client.images(prompt, images, mask, control_images, options)
 
     async def _client(self) -> Client:
         if self._process_id != os.getpid():

@@ -14,7 +14,7 @@ from PIL import Image
 from cli.plan import Tls
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageChat, ImageGeneration, to_generation
+from gateway.answers.images import ImageChat, ImageGeneration, InputImages, to_generation
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest
@@ -214,7 +214,9 @@ class Client:
             images = await _to_pillow(generation)
             return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
 
-    async def images(self, prompt: str, images: Sequence[Any], mask: Any, options: dict[str, Any]) -> list[Image.Image]:
+    async def images(
+        self, prompt: str, images: Sequence[Any], mask: Any, controls: Sequence[Any], options: dict[str, Any]
+    ) -> list[Image.Image]:
         """Raises Error."""
         stage = self._image_stage()
         with as_errors():
@@ -223,13 +225,13 @@ class Client:
             raise refused("stream", "the images come when they are finished; leave it out")
         loaded = [await _image_file(each, f"images[{i}]") for i, each in enumerate(images)]
         hole = None if mask is None else await _image_file(mask, "mask")
+        steering = [await _image_file(each, f"control_images[{i}]") for i, each in enumerate(controls)]
+        inputs = InputImages(loaded, hole, [*request.control_images, *steering])
 
         async def work(deadline: float) -> list[Image.Image]:
             with as_errors():
                 request.model = self._gateway.catalog.model_of(stage)
-                generation = await to_generation(
-                    self._gateway, request, loaded, hole, _meter(uuid.uuid4().hex, deadline)
-                )
+                generation = await to_generation(self._gateway, request, inputs, _meter(uuid.uuid4().hex, deadline))
                 return await _to_pillow(generation)
 
         return await self._with_retries(work)

@@ -102,13 +102,22 @@ class Omni:
             elif not self._thread.has_ended:
                 self._thread.run(close())
 
-    def images(self, prompt: str, *, images: Sequence[Any] = (), mask: Any = None, **options: Any) -> list[Image.Image]:
+    def images(
+        self,
+        prompt: str,
+        *,
+        images: Sequence[Any] = (),
+        mask: Any = None,
+        control_images: Sequence[Any] = (),
+        **options: Any,
+    ) -> list[Image.Image]:
         """Makes images; see `AsyncOmni.images`.
 
         Raises:
             Error: they cannot be made.
         """
-        return self._run(self._omni.images(prompt, images=images, mask=mask, **options))
+        given = {"images": images, "mask": mask, "control_images": control_images}
+        return self._run(self._omni.images(prompt, **given, **options))
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         if not self._thread.is_ours or self._thread.has_ended:

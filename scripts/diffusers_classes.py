@@ -31,8 +31,13 @@ PAGE = ROOT / "docs/diffusers-classes.md"
 _KEPT = Path.home() / ".cache" / "quartet-diffusers-classes"
 _MEMORY_BYTES = 8 << 30
 # Where the checkpoint of diffusers' own test does not work here.
-OWN = {"StableVideoDiffusionPipeline": unlisted.stable_video_diffusion}
-SMALL = {"width": 64, "height": 64}
+OWN = {
+    "StableVideoDiffusionPipeline": unlisted.stable_video_diffusion,
+    "StableDiffusionXLControlNetUnionPipeline": unlisted.with_union_control_net(),
+    "StableDiffusionXLControlNetUnionImg2ImgPipeline": unlisted.with_union_control_net("Img2Img"),
+    "StableDiffusionXLControlNetUnionInpaintPipeline": unlisted.with_union_control_net("Inpaint"),
+}
+SMALL = {"width": 64, "height": 64, "control_mode": 0}
 
 
 def main() -> None:

@@ -10,10 +10,11 @@ from pydantic import BeforeValidator, Field
 
 from gateway.answers import harmless
 from gateway.errors import from_error, invalid
+from gateway.media.check import MediaFile
 from gateway.media.encode import MAX_SIDE_PIXELS, ImageFormat, encode_image
 from gateway.pipeline.sampling import MAX_SEED
 from gateway.pipeline.stage import Stage
-from gateway.validation import Positive, Strict, ignoring
+from gateway.validation import Listed, Positive, Strict, ignoring
 from quartet.v1 import dit_pb2, server_info_pb2
 
 PROGRESS_INTERVAL_MS = 100  # as often as a person looks
@@ -55,6 +56,14 @@ class DiffusionMembers(Strict):
 class PipelineOptions(Strict):
     arguments: dict[str, Any] | None = Field(
         default=None, description="further arguments of the model's pipeline: /v1/models has them"
+    )
+
+
+class ImagePipelineOptions(PipelineOptions):
+    control_images: Listed[Annotated[str, Field(min_length=1)]] | None = Field(
+        default=None,
+        description="https, http or data URLs of images that say where things are, as many as the model's "
+        "`control_images` in /v1/models",
     )
 
 
@@ -150,11 +159,12 @@ class ImageMembers(Strict):
         return {"background": "opaque", "output_format": self.file_format, "quality": "auto", "size": size}
 
 
-class ImageOptions(ImageMembers, DiffusionMembers, PipelineOptions):
+class ImageOptions(ImageMembers, DiffusionMembers, ImagePipelineOptions):
     """`quartet.dit` of a chat request."""
 
 
-class StreamExtras(DiffusionExtras):
+class ImageExtras(DiffusionExtras):
+    dit: ImagePipelineOptions | None = None
     progress: bool | None = Field(default=None, description="quartet.progress events of denoising, at most 10 a second")
 
 
@@ -174,7 +184,12 @@ class ImageRequest(ImageMembers, ignoring(DiffusionRequest, *harmless.IMAGES)):
     partial_images: Annotated[int, Field(ge=0, le=3)] | None = Field(
         default=None, description="previews of each image, at most 256 pixels a side; only with stream"
     )
-    quartet: StreamExtras | None = None
+    quartet: ImageExtras | None = None
+
+    @property
+    def control_images(self) -> list[MediaFile]:
+        urls = (self.quartet and self.quartet.dit and self.quartet.dit.control_images) or []
+        return [MediaFile(f"quartet.dit.control_images[{i}]", "image", url) for i, url in enumerate(urls)]
 
     def image_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
         """The stage's start message, without files and id. Raises ApiError: 400 naming the member at fault."""

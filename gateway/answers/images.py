@@ -11,14 +11,14 @@ import numpy as np
 from gateway import metrics
 from gateway.answers.answer import timings
 from gateway.answers.conversation import ImagePart
-from gateway.answers.diffusion import ImageOptions, ImageRequest, require_info
+from gateway.answers.diffusion import ImageOptions, ImagePipelineOptions, ImageRequest, require_info
 from gateway.answers.extensions import OF_ONE_TEXT
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest
 from gateway.answers.tools.events import image_url
-from gateway.errors import in_own_terms, invalid
+from gateway.errors import from_error, in_own_terms, invalid
 from gateway.media.check import MediaFile, image_pixels, load_media
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
@@ -47,12 +47,26 @@ class GeneratedImage:
 Event = dit_pb2.DitProgress | GeneratedImage
 
 
+@dataclass(frozen=True)
+class InputImages:
+    """Those that come with a request: to start from, the mask of the one, and control images."""
+
+    images: Sequence[MediaFile] = ()
+    mask: MediaFile | None = None
+    controls: Sequence[MediaFile] = ()
+
+    @property
+    def files(self) -> list[MediaFile]:
+        """In the stage's order."""
+        return [*self.images, *([self.mask] if self.mask else []), *self.controls]
+
+
 @dataclass
 class ImageGeneration:
     """Generates the images of one request; `begin` makes it.
 
     Attributes:
-        files: those of the input images, then the mask's.
+        files: those of `InputImages.files`.
         started: set before the first event.
         summary: set after the last event.
     """
@@ -122,15 +136,19 @@ def image_facts(stage: Stage, edits: bool) -> server_info_pb2.DitInfo:
     return require_info(stage, (dit_pb2.DIT_TASK_TEXT_TO_IMAGE,), "images of a prompt alone")
 
 
-async def begin(
-    gateway: Gateway, stage: Stage, start: DitStart, images: Sequence[MediaFile], mask: MediaFile | None, meter: Meter
-) -> ImageGeneration:
+async def begin(gateway: Gateway, stage: Stage, start: DitStart, inputs: InputImages, meter: Meter) -> ImageGeneration:
     """Loads the files, and adds them to `start`.
 
     Raises:
-        ApiError: 400 naming the first image at fault, or beyond the pixels of one request; 504, too slow.
+        ApiError: 400 naming the first image at fault, a number of control images that the model does not take, or
+            beyond the pixels of one request; 503, the stage does not serve; 504, too slow.
     """
-    files = [*images, *([mask] if mask else [])]
+    if stage.info is None:
+        raise from_error(stage.kind, stage.unavailable())
+    if len(inputs.controls) != (wanted := stage.info.dit.control_images):
+        takes = f"this model needs {wanted}" if wanted else "this model takes none; leave it out"
+        raise invalid("quartet.dit.control_images", f"there are {len(inputs.controls)}; {takes}")
+    files = inputs.files
     await load_media(gateway.fetcher, files)
     pixels, most = 0, gateway.fetcher.limits.media_max_request_image_pixels
     for file in files:
@@ -139,29 +157,29 @@ async def begin(
             reason = f"with it the request's images have {pixels} pixels; together they may have {most}"
             raise invalid(file.field, reason, "invalid_media")
     start.request_id = meter.request_id
-    for image in images:
+    for image in inputs.images:
         start.images.add(field=image.field)
-    if mask is not None:
-        start.mask.field = mask.field
+    if inputs.mask is not None:
+        start.mask.field = inputs.mask.field
+    for control in inputs.controls:
+        start.control_images.add(field=control.field)
     meter.charge(start.count, "n")
-    meter.log |= {"images": start.count, "inputs": len(images)}
+    meter.log |= {"images": start.count, "inputs": len(inputs.images)}
     return ImageGeneration(stage, start, [file.content for file in files], meter)
 
 
-async def to_generation(
-    gateway: Gateway, request: ImageRequest, images: Sequence[MediaFile], mask: MediaFile | None, meter: Meter
-) -> ImageGeneration:
+async def to_generation(gateway: Gateway, request: ImageRequest, inputs: InputImages, meter: Meter) -> ImageGeneration:
     """Raises ApiError: 400 naming the member at fault; 404 and 503 as `Catalog.stage_for`."""
     stage = gateway.catalog.stage_for("image", gateway.catalog.meant(request.model, "image"))
-    info = image_facts(stage, edits=bool(images))
+    info = image_facts(stage, edits=bool(inputs.images))
     start = request.image_start(info)
-    if len(images) > info.max_images:
-        raise invalid("image", f"there are {len(images)}; this model takes {info.max_images} at most")
-    if mask is not None and not info.mask:
+    if (count := len(inputs.images)) > info.max_images:
+        raise invalid("image", f"there are {count}; this model takes {info.max_images} at most")
+    if inputs.mask is not None and not info.mask:
         raise invalid("mask", "this model takes none; leave it out")
-    if mask is not None and len(images) > 1:
+    if inputs.mask is not None and count > 1:
         raise invalid("mask", "only with one image, which it is a mask of")
-    return await begin(gateway, stage, start, images, mask, meter)
+    return await begin(gateway, stage, start, inputs, meter)
 
 
 class ImageChat:
@@ -182,14 +200,17 @@ class ImageChat:
         self._prompt_field, prompt, images = last_words(request, why, reads, ImagePart, self._owner)
         info = image_facts(self._stage, edits=bool(images))
         members = {"prompt": prompt, "n": request.n, "seed": request.seed}
-        members |= self._options.model_dump(exclude_none=True, exclude={"arguments"})
-        members["quartet"] = {"dit": {"arguments": self._options.arguments}}
+        of_the_pipeline = set(ImagePipelineOptions.model_fields)
+        members |= self._options.model_dump(exclude_none=True, exclude=of_the_pipeline)
+        members["quartet"] = {"dit": self._options.model_dump(include=of_the_pipeline)}
         with in_own_terms(self._chat_name):
-            start = validated(ImageRequest, members).image_start(info)
+            drawing = validated(ImageRequest, members)
+            start = drawing.image_start(info)
         if len(images) > info.max_images:
             reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
             raise invalid(images[info.max_images].field, reason)
-        return await begin(self._gateway, self._stage, start, images, None, meter)
+        inputs = InputImages(images, controls=drawing.control_images)
+        return await begin(self._gateway, self._stage, start, inputs, meter)
 
     async def parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
         """Yields (index, content part) of finished images. Raises ApiError."""

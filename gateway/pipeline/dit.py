@@ -61,7 +61,7 @@ def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
         start.num_inference_steps = info.default_inference_steps
     if not start.HasField("guidance_scale"):
         start.guidance_scale = info.default_guidance_scale
-    if not start.width and not start.images:
+    if not start.width and not start.images and not start.control_images:
         start.width, start.height = info.default_width, info.default_height
     start.num_frames = start.num_frames or info.default_frames
     start.audio_s = start.audio_s or info.default_audio_s
@@ -75,8 +75,8 @@ async def generate(
     If a replica is lost before the first preview or piece, another replica's responses follow from the beginning, once.
 
     Args:
-        start: images and mask have no data.
-        media: files of the images, then of the mask.
+        start: images, mask and control images have no data.
+        media: files of the images, of the mask, of the control images.
         timeout_s: longest that all calls may take.
 
     Raises:
@@ -123,7 +123,8 @@ async def _attempt(
     """The responses of one try. The leases are of the dit and, maybe, its encoder."""
     dit, *encoders = leases
     announced = deepcopy(start)
-    parts = [*announced.images, *([announced.mask] if announced.HasField("mask") else [])]
+    mask = [announced.mask] if announced.HasField("mask") else []
+    parts = [*announced.images, *mask, *announced.control_images]
     for part, file in zip(parts, media, strict=True):
         part.kind, part.size_bytes = media_pb2.MEDIA_KIND_IMAGE, len(file)
     prompt = _read_from(encoders[0].replica, announced, dit.stage) if encoders else None

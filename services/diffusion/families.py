@@ -34,6 +34,8 @@ class BatchRules:
         ragged: lists of tensors of any lengths, which the model pads.
         padded: sequence of any length -> its mask; padded at the end.
         expanded: one entry for all samples of the call.
+        layers: lists or tuples of tensors that each have an entry a sample, as what a ControlNet makes of its layers.
+        layered: whether lists in a result are such, too; otherwise a list has an entry a sample.
         inert: objects that do not matter if this function says so.
         known: all that a call may have; a call with another runs alone. None: any.
     """
@@ -44,6 +46,8 @@ class BatchRules:
     ragged: frozenset[str] = frozenset()
     padded: Mapping[str, str] = field(default_factory=dict)
     expanded: frozenset[str] = frozenset()
+    layers: frozenset[str] = frozenset()
+    layered: bool = False
     inert: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
     known: frozenset[str] | None = None
 
@@ -213,9 +217,9 @@ def family_of(pipeline: type[DiffusionPipeline]) -> Family:
         "frames": found.first_of(pipeline, found.FRAMES),
         "seconds": found.first_of(pipeline, found.SECONDS),
         "negative": "negative_prompt" in parameters,
-        "images": int("image" in parameters),
+        "images": int(bool(found.picture_of(pipeline))),
         "needs_image": found.needs_picture(pipeline),
-        "needs_mask": "mask_image" in parameters,
+        "needs_mask": bool(found.mask_of(pipeline)),
         "edit": found.variant(pipeline, "Img2Img"),
         "inpaint": found.variant(pipeline, "Inpaint"),
         "fps": found.frames_per_second(pipeline),
@@ -224,11 +228,11 @@ def family_of(pipeline: type[DiffusionPipeline]) -> Family:
     return Family(listed=row is not None, **(seen | dict(row or {})))
 
 
-def checkpoint_family(folder: Path) -> Family:
-    """As `family_of`, of a checkpoint, by its index alone. Raises ValueError, too: diffusers lacks its class."""
+def checkpoint_class(folder: Path) -> type[DiffusionPipeline]:
+    """The pipeline class that a checkpoint's index names. Raises ValueError: diffusers lacks it."""
     name = json.loads((folder / "model_index.json").read_text()).get("_class_name")
     cls = getattr(diffusers, name, None) if isinstance(name, str) else None
     if not isinstance(cls, type) or not issubclass(cls, DiffusionPipeline):
         have = f"diffusers {diffusers.__version__} has no such pipeline, or lacks a package for it"
         raise ValueError(f"model_index.json names {name!r}: {have}; code that comes with a checkpoint is not run")
-    return family_of(cls)
+    return cls

@@ -32,18 +32,14 @@ GUIDANCE = ("guidance_scale", "true_cfg_scale", "prior_guidance_scale")
 FRAMES = ("num_frames", "video_length", "frames")
 SECONDS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
 _TIMES = re.compile(r"^t$|(^|_)timesteps?(_ratio)?$")
-_CONTROLS = (
-    "controlnet",
-    "adapter",
-    "control_image",
-    "control_video",
-    "original_image",
-)  # of the class, or of its call
+_NETS = ("controlnet", "adapter")  # components that read control images
+_NOT_BROUGHT = ("control_video", "original_image")  # arguments without which calls fail
 _STARTS_FROM_A_PICTURE = re.compile(
     r"ImageToVideo|Image2Video|(Img|Depth)2Img|Inpaint|(?<!T)I2V|I2I|Edit|Pix2Pix|Upscale|SuperResolution|Refiner|VideoToWorld"
 )
 _STARTS_FROM_ELSE = re.compile(r"VideoToVideo|V2V|VACE|AudioToAudio")
-_REQUESTS_BRING = {"prompt", "image", "mask_image", "height", "width", "num_inference_steps", "generator"}
+_OF_REQUESTS = ("prompt", "image", "mask_image", "control_image", "control_mask", "height", "width")
+_REQUESTS_BRING = {*_OF_REQUESTS, "num_inference_steps", "generator"}
 _LEAST_TOKENS_OF_NO_LIMIT = 1 << 20  # tokenizers without a limit state a huge one
 _MULTIPLES = (1, 2, 4, 8, 16)
 
@@ -95,10 +91,12 @@ def why_not(cls: type) -> str | None:
         return "takes no prompt"
     if "num_inference_steps" not in parameters:
         return "takes no number of denoising steps"
-    taken = {*inspect.signature(cls.__init__).parameters, *parameters}
-    if control := next((name for name in _CONTROLS if name in taken), None):
-        return f"needs something for its {control}"
-    if "image" not in parameters and (_STARTS_FROM_ELSE.search(cls.__name__) or needs_picture(cls)):
+    lacking = [name for name in _NOT_BROUGHT if name in parameters]
+    if not control_of(cls) and mask_of(cls) != "control_mask":
+        lacking += _nets_of(cls)
+    if lacking:
+        return f"needs something for its {lacking[0]}"
+    if not picture_of(cls) and (_STARTS_FROM_ELSE.search(cls.__name__) or needs_picture(cls)):
         return "needs something other than an image to start from"
     if RESULTS[result] == "video" and not any(name in parameters for name in FRAMES):
         return "takes no number of frames"
@@ -135,20 +133,45 @@ def first_of(cls: type, names: tuple[str, ...]) -> str:
     return next((name for name in names if name in parameters_of(cls)), "")
 
 
+def _nets_of(cls: type) -> list[str]:
+    wanted = inspect.signature(cls.__init__).parameters
+    return [name for name in _NETS if name in wanted]
+
+
+def mask_of(cls: type) -> str:
+    """The argument for a mask; empty: there is none."""
+    return first_of(cls, ("mask_image", "control_mask"))
+
+
+def picture_of(cls: type) -> str:
+    """The argument for pictures to start from; empty: there is none."""
+    if mask_of(cls) == "control_mask":
+        return "control_image"
+    return first_of(cls, ("image",)) if control_of(cls) != "image" else ""
+
+
+def control_of(cls: type) -> str:
+    """The argument for pictures that say where things are, such as edges, depths or poses; empty: there is none."""
+    if mask_of(cls) == "control_mask":  # it reads the picture that the mask is of
+        return ""
+    return first_of(cls, ("control_image", *(("image",) if _nets_of(cls) else ())))
+
+
 def needs_picture(cls: type) -> bool:
-    """Whether a call without a picture fails."""
-    parameters = parameters_of(cls)
-    is_required = "image" in parameters and _is_required(parameters["image"])
-    return is_required or "mask_image" in parameters or bool(_STARTS_FROM_A_PICTURE.search(cls.__name__))
+    """Whether a call without a picture to start from fails."""
+    picture = picture_of(cls)
+    is_required = bool(picture) and _is_required(parameters_of(cls)[picture])
+    return is_required or bool(mask_of(cls)) or bool(_STARTS_FROM_A_PICTURE.search(cls.__name__))
 
 
 def variant(cls: type, word: str) -> str | None:
     """Name of the class of diffusers that does what `word` says, "Img2Img" or "Inpaint", with the same models."""
     name = re.sub(r"Pipeline$", f"{word}Pipeline", cls.__name__)
-    if "mask_image" in parameters_of(cls) or name not in dir(diffusers):
+    if mask_of(cls) or name not in dir(diffusers):
         return None
-    needed = {"prompt", "image", "mask_image"} if word == "Inpaint" else {"prompt", "image"}
-    return name if needed <= parameters_of(getattr(diffusers, name)).keys() else None
+    made = getattr(diffusers, name)
+    takes_its_own = picture_of(made) and bool(mask_of(made)) == (word == "Inpaint")
+    return name if takes_its_own and "prompt" in parameters_of(made) else None
 
 
 def frames_per_second(cls: Any) -> float:
@@ -173,6 +196,36 @@ def denoisers(pipeline: Any) -> dict[str, torch.nn.Module]:
     return {name: part for name, part in pipeline.components.items() if part is not None and is_denoiser(type(part))}
 
 
+def control_images(pipeline: Any) -> int:
+    """Control images that a call reads, each with a net of its own."""
+    if not control_of(type(pipeline)):
+        return 0
+    nets = _loaded_nets(pipeline)
+    return len(nets) if nets else 1
+
+
+def _loaded_nets(pipeline: Any) -> list[torch.nn.Module]:
+    """Those that read the control images; empty: a denoiser does."""
+    loaded = [part for name in _NETS if (part := getattr(pipeline, name, None)) is not None]
+    return [net for part in loaded for net in getattr(part, "nets", None) or getattr(part, "adapters", None) or [part]]
+
+
+def needs_control_modes(pipeline: Any) -> bool:
+    """Whether its net reads several kinds of control images, so that a call must name theirs: `control_mode`."""
+    kinds = (getattr(net, "union", False) or hasattr(net.config, "num_control_type") for net in _loaded_nets(pipeline))
+    return "control_mode" in parameters_of(type(pipeline)) and any(kinds)
+
+
+def takes_several(pipeline: Any) -> bool:
+    """Whether the argument for control images is a list."""
+    return any(hasattr(getattr(pipeline, name, None), kind) for name in _NETS for kind in ("nets", "adapters"))
+
+
+def _configs(pipeline: Any) -> list[Any]:
+    """Of the denoisers; several ControlNets as one have none."""
+    return [each.config for each in denoisers(pipeline).values() if hasattr(each, "config")]
+
+
 def _number_of(pipeline: Any, *names: str) -> int | None:
     """The first attribute that is a number."""
     return next((value for name in names if isinstance(value := getattr(pipeline, name, None), int)), None)
@@ -191,7 +244,7 @@ def frames_multiple(pipeline: Any) -> int:
 def size_multiple(pipeline: Any) -> int:
     """The least that the class's own check of sizes and the denoisers' patches take."""
     scale = spatial_scale(pipeline)
-    patches = [_side(getattr(each.config, "patch_size", None)) or 1 for each in denoisers(pipeline).values()]
+    patches = [_side(getattr(config, "patch_size", None)) or 1 for config in _configs(pipeline)]
     return math.lcm(*(scale * patch for patch in patches), next(s for s in _sides(scale) if _is_taken(pipeline, s)))
 
 
@@ -232,7 +285,7 @@ def own_size(pipeline: Any) -> tuple[int, int]:
     width, height = default_of(cls, "width"), default_of(cls, "height")
     if isinstance(width, int) and isinstance(height, int):
         return width, height
-    for source in (pipeline, *(each.config for each in denoisers(pipeline).values())):
+    for source in (pipeline, *_configs(pipeline)):
         for width, height in (("default_sample_size",) * 2, ("sample_width", "sample_height"), ("sample_size",) * 2):
             sides = getattr(source, width, None), getattr(source, height, None)
             sides = (sides[0][1], sides[0][0]) if isinstance(sides[0], (tuple, list)) and len(sides[0]) == 2 else sides
@@ -243,7 +296,7 @@ def own_size(pipeline: Any) -> tuple[int, int]:
 
 def own_frames(pipeline: Any, argument: str) -> int:
     """Frames of a call that gives none; 0: it is not known."""
-    configs = [each.config for each in denoisers(pipeline).values()]
+    configs = _configs(pipeline)
     known = [default_of(type(pipeline), argument)]
     known += [getattr(config, name, None) for name in ("sample_frames", "num_frames") for config in configs]
     return next((value for value in known if isinstance(value, int)), 0)

@@ -1,7 +1,7 @@
 """Pictures that come with a request."""
 
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from quartet.v1 import dit_pb2, media_pb2
 from services.common.errors import InvalidInput, require
@@ -11,29 +11,40 @@ from services.common.media.calls import read as read_here
 from services.common.media.decoders import Decoders
 from services.common.rpc.requests import read_bytes
 from services.diffusion.config import PipelineSettings
+from services.diffusion.request import Pictures
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-Files = Sequence[tuple[str, bytes]]
-"""(field, content) of the pictures, in their order, and of the mask, whose field is _MASK_FIELD."""
+Role = Literal["image", "mask", "control"]
 
-_MASK_FIELD = "mask"
+
+class File(NamedTuple):
+    """A file, what it is for, and the field that errors name."""
+
+    role: Role
+    field: str
+    data: bytes
+
+
 _MAX_ASPECT_RATIO = 32  # longer to shorter side
 
 
-async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limits: PipelineSettings) -> Files:
-    """The files of `start`; missing bytes come from the messages in `requests`.
+async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limits: PipelineSettings) -> list[File]:
+    """The files of `start`, images first, then the mask; missing bytes come from the messages in `requests`.
 
     Raises:
         InvalidInput: names a field that is too large or of another kind, or whose bytes do not come.
     """
-    media = [(each.field or f"images[{i}]", each) for i, each in enumerate(start.images)]
+    media: list[tuple[Role, str, media_pb2.Media]] = []
+    media.extend(("image", each.field or f"images[{i}]", each) for i, each in enumerate(start.images))
     if start.HasField("mask"):
-        media.append((_MASK_FIELD, start.mask))
+        media.append(("mask", "mask", start.mask))
+    controls = enumerate(start.control_images)
+    media.extend(("control", each.field or f"control_images[{i}]", each) for i, each in controls)
     size_bytes = 0
-    for field, each in media:
+    for _, field, each in media:
         require(each.kind == media_pb2.MEDIA_KIND_IMAGE, field, "must be of MEDIA_KIND_IMAGE")
         require(each.data or each.size_bytes, field, "is empty")
         size_bytes += len(each.data) or each.size_bytes
@@ -41,32 +52,34 @@ async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limi
             raise InvalidInput(
                 field, f"makes the pictures larger than the {limits.max_media_bytes} bytes that are taken"
             )
-    return [(field, each.data or await read_bytes(field, each.size_bytes, requests)) for field, each in media]
+    return [
+        File(role, field, each.data or await read_bytes(field, each.size_bytes, requests))
+        for role, field, each in media
+    ]
 
 
-async def decode_apart(
-    files: Files, limits: PipelineSettings, decoders: Decoders
-) -> "tuple[list[Image], Image | None]":
+async def decode_apart(files: Sequence[File], limits: PipelineSettings, decoders: Decoders) -> Pictures:
     """`decode_files` in a process, which ends when this is cancelled."""
-    return await decoders.run(None, decode_files, files, limits) if files else ([], None)
+    return await decoders.run(None, decode_files, files, limits) if files else Pictures()
 
 
-def decode_files(files: Files, limits: PipelineSettings, read: Read = read_here) -> "tuple[list[Image], Image | None]":
-    """(pictures, mask), as `services.common.media.images` decodes them. Raises InvalidMedia, which names the field."""
+def decode_files(files: Sequence[File], limits: PipelineSettings, read: Read = read_here) -> Pictures:
+    """As `services.common.media.images` decodes them. Raises InvalidMedia, which names the field."""
     from PIL import Image
 
     most = limits.max_request_image_pixels
     _check_sizes(files, most, read)
-    pictures: list[Image.Image] = []
+    images: list[Image.Image] = []
+    controls: list[Image.Image] = []
     mask = None
-    for field, data in files:
+    for role, field, data in files:
         with media_errors(field):
-            if field == _MASK_FIELD:
-                mask = decode_mask(data, pictures[0], most, read)
+            if role == "mask":
+                mask = decode_mask(data, images[0], most, read)
             else:
                 (pixels,) = read("image", data, most)
-                pictures.append(Image.fromarray(pixels))
-    return pictures, mask
+                (images if role == "image" else controls).append(Image.fromarray(pixels))
+    return Pictures(images, mask, controls)
 
 
 def decode_mask(data: bytes, of: "Image", max_pixels: int, read: Read = read_here) -> "Image":
@@ -85,10 +98,10 @@ def decode_mask(data: bytes, of: "Image", max_pixels: int, read: Read = read_her
     return mask
 
 
-def _check_sizes(files: Files, max_pixels: int, read: Read) -> None:
+def _check_sizes(files: Sequence[File], max_pixels: int, read: Read) -> None:
     """Checks sizes by the files' headers. Raises InvalidMedia."""
     pixels = 0
-    for field, data in files:
+    for _, field, data in files:
         with media_errors(field):
             ((width, height),) = read("image_size", data, max_pixels)
             pixels += width * height

@@ -1,5 +1,6 @@
 """What the loaded model takes and makes, as ServerInfo says."""
 
+import json
 import math
 
 from quartet.v1 import dit_pb2, server_info_pb2
@@ -8,7 +9,7 @@ from services.diffusion.arguments import described
 from services.diffusion.config import PipelineSettings
 from services.diffusion.found import default_of, parameters_of
 from services.diffusion.pipelines import Pipelines
-from services.diffusion.request import OutputSpec, resolve
+from services.diffusion.request import OutputSpec, Pictures, resolve
 
 _MAX_SIDE = 8192  # pixels, where the model takes that many
 _WARM_UP_SIDES = 4  # of the warm-up's output, in multiples of what sizes are multiples of
@@ -51,6 +52,7 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         max_prompt_tokens=family.max_prompt_tokens(pipe),
         max_images=family.images or int(bool(models.pipelines)),
         mask="inpaint" in models.pipelines,
+        control_images=found.control_images(pipe),
         denoisers=found.denoisers(pipe),
         arguments=[server_info_pb2.DitArgument(**facts) for facts in described(call)],
         without_previews=not family.listed,
@@ -98,14 +100,13 @@ def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
 
 
 def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int = 0, times: int = 1) -> OutputSpec:
-    """A small output of few steps, from a grey picture where the family needs one.
+    """A small output of few steps, of pictures where the family needs some.
 
     Args:
-        number: 0; 1 has a longer prompt, another seed, and two steps more; 2 has that, but a prompt as long as 0's.
+        number: 0; 1 has a longer prompt, other pictures, another seed, and two steps more; 2 has that, but a prompt as
+            long as 0's.
         times: of its least sides.
     """
-    from PIL import Image
-
     side, family = times * _warm_up_side(info), models.family
     start = dit_pb2.DitStart(prompt=_WARM_UP_PROMPTS[number], seed=number)
     start.num_inference_steps = _WARM_UP_STEPS * (2 if number else 1)
@@ -115,9 +116,21 @@ def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int
         start.num_frames = info.frames_multiple + 1
     if info.sample_rate_hz and not family.listed:
         start.audio_s = min(_WARM_UP_AUDIO_S, info.max_audio_s)
-    images = [Image.new("RGB", (side, side), "gray")] if family.needs_image else []
-    mask = Image.new("L", (side, side), "white") if family.needs_mask else None
-    return resolve(start, images, mask, models, info)[0]
+    pictures = _warm_up_pictures(models, info, side, number) if side else Pictures()
+    if found.needs_control_modes(models.pipeline):
+        modes = [0] * info.control_images if found.takes_several(models.pipeline) else 0
+        start.arguments = json.dumps({"control_mode": modes})
+    return resolve(start, pictures, models, info)[0]
+
+
+def _warm_up_pictures(models: Pipelines, info: server_info_pb2.DitInfo, side: int, number: int) -> Pictures:
+    from PIL import Image
+
+    draw = Image.radial_gradient if number else Image.linear_gradient
+    grey = draw("L").resize((side, side))
+    mask = grey.point([0] * 128 + [255] * 128) if models.family.needs_mask else None
+    picture = grey.convert("RGB")
+    return Pictures([picture] if models.family.needs_image else [], mask, [picture] * info.control_images)
 
 
 def _warm_up_side(info: server_info_pb2.DitInfo) -> int:

@@ -4,7 +4,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
@@ -12,7 +12,15 @@ from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InvalidInput, require
 from services.diffusion.arguments import parse
 from services.diffusion.conditioning import Conditioning
-from services.diffusion.found import default_of, parameters_of
+from services.diffusion.found import (
+    control_of,
+    default_of,
+    mask_of,
+    needs_control_modes,
+    parameters_of,
+    picture_of,
+    takes_several,
+)
 from services.diffusion.pipelines import Pipelines
 
 if TYPE_CHECKING:
@@ -27,6 +35,14 @@ MOST_OF_A_TOKEN = 64  # characters: a prompt with more for each of its tokens is
 MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
 _SEEDS = 1 << 64
 _LANCZOS = 1  # PIL's filter, and that of diffusers
+
+
+class Pictures(NamedTuple):
+    """Those of a request, decoded; see DitStart."""
+
+    images: "Sequence[Image]" = ()
+    mask: "Image | None" = None
+    controls: "Sequence[Image]" = ()
 
 
 @dataclass(frozen=True)
@@ -103,6 +119,9 @@ def _check_images(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> Non
     if start.HasField("mask"):
         require(info.mask, "mask", f"{info.pipeline} takes none; leave it out")
         require(len(start.images) == 1, "mask", "needs exactly one picture in images, which it is a mask of")
+    if (count := len(start.control_images)) != info.control_images:
+        wanted = f"needs {info.control_images}" if info.control_images else "takes none"
+        raise InvalidInput("control_images", f"there are {count}; {info.pipeline} {wanted}")
 
 
 def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
@@ -169,8 +188,7 @@ def _check_loras(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None
 
 def resolve(
     start: dit_pb2.DitStart,
-    images: "Sequence[Image]",
-    mask: "Image | None",
+    pictures: Pictures,
     pipelines: Pipelines,
     info: server_info_pb2.DitInfo,
     given: Sequence[Conditioning] = (),
@@ -178,27 +196,36 @@ def resolve(
     """The outputs of a request that `check` found good, with all defaults. Tokenizes the prompt: call it in a thread.
 
     Args:
-        images: `start.images`, decoded.
-        mask: white where the picture is painted anew, of the first picture's size.
+        pictures: those of `start`, decoded; the mask is white where the first picture is painted anew, and of its size.
         given: what the encoders made, for each output or for all; empty: this process has the encoders.
 
     Raises:
         InvalidInput: the prompt is too long, or there are too few steps for this model or task.
     """
     _check_prompt(start, pipelines, info)
+    images, mask, controls = pictures
     pipeline = pipelines.for_request(edits=bool(images), masked=mask is not None)
-    family, further = pipelines.family, parse(start.arguments, type(pipeline), info.max_inference_steps)
+    cls = type(pipeline)
+    family, further = pipelines.family, parse(start.arguments, cls, info.max_inference_steps)
     require(mask is not None or not family.needs_mask, "mask", f"{info.pipeline} needs one")
     arguments = _arguments(start, pipelines, info)
-    arguments |= _size(start, info, images, follows_picture=family.listed and pipeline is pipelines.pipeline)
+    follows_picture = bool(images) and family.listed and pipeline is pipelines.pipeline
+    arguments |= _size(start, info, images or controls, follows_picture)
     if images:
         several = pipeline is pipelines.pipeline and family.images > 1
         if not family.scales and arguments.get("width"):
             images = [images[0].resize((arguments["width"], arguments["height"]), _LANCZOS)]
-        arguments["image"] = list(images) if several else images[0]
+        arguments[picture_of(cls)] = list(images) if several else images[0]
     if mask is not None:
-        arguments["mask_image"] = mask
-    taken = parameters_of(type(pipeline))
+        arguments[mask_of(cls)] = mask
+    if controls:
+        several = takes_several(pipeline)
+        arguments[control_of(cls)] = list(controls) if several else controls[0]
+        if several and "adapter_conditioning_scale" in parameters_of(cls):  # a number is not taken for each
+            arguments["adapter_conditioning_scale"] = [1.0] * len(controls)
+        named = not needs_control_modes(pipeline) or "control_mode" in further
+        require(named, "arguments.control_mode", "is required: the kind of control image, by its number in the net")
+    taken = parameters_of(cls)
     if start.width and "width" not in taken and not images:
         raise InvalidInput("width", f"{info.pipeline} takes no size; leave width and height out")
     arguments = {name: value for name, value in arguments.items() if name in taken} | further
@@ -276,18 +303,18 @@ def _arguments(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_info_
 
 
 def _size(
-    start: dit_pb2.DitStart, info: server_info_pb2.DitInfo, images: "Sequence[Image]", follows_picture: bool
+    start: dit_pb2.DitStart, info: server_info_pb2.DitInfo, given: "Sequence[Image]", follows_picture: bool
 ) -> dict[str, int]:
-    """width and height; empty where the pipeline takes them from the picture."""
+    """width and height, without a request's own those of the first picture given; empty where the pipeline knows."""
     if info.sample_rate_hz:
         return {}
     if start.width:
         return {"width": start.width, "height": start.height}
-    if not images or info.frames_multiple:  # a class whose size is not known takes its own
+    if not given or info.frames_multiple:  # a class whose size is not known takes its own
         return {"width": info.default_width, "height": info.default_height} if info.default_width else {}
     if follows_picture:
         return {}
-    width, height = images[0].size
+    width, height = given[0].size
     scale = min(1.0, math.sqrt(info.max_pixels / (width * height)))
     multiple = info.size_multiple
     width = max(multiple, int(width * scale) // multiple * multiple)

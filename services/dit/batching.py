@@ -58,6 +58,8 @@ def _part(rules: BatchRules, name: str, value: Any, samples: int, digest: Callab
         return "inert"
     if name in rules.shared or name in rules.alike:
         return _equal(value, digest)
+    if name in rules.layers and are_layers(value, samples):
+        return tuple((layer.dtype, layer.shape[1:]) for layer in value)
     if isinstance(value, torch.Tensor):
         if name in rules.padded:
             return value.dtype, value.shape[2:]
@@ -71,6 +73,12 @@ def _part(rules: BatchRules, name: str, value: Any, samples: int, digest: Callab
         named = sorted(value.items())
         return tuple((key, _part(rules, f"{name}.{key}", each, samples, digest)) for key, each in named)
     raise Unbatchable(name)
+
+
+def are_layers(value: Any, samples: int) -> bool:
+    """Whether it has tensors alone, each with an entry for each sample."""
+    layers = value if isinstance(value, (list, tuple)) else ()
+    return bool(layers) and all(isinstance(each, torch.Tensor) and each.shape[:1] == (samples,) for each in layers)
 
 
 def _equal(value: Any, digest: Callable[[torch.Tensor], bytes]) -> Hashable:
@@ -108,6 +116,8 @@ def _join(rules: BatchRules, name: str, values: list[Any], sizes: list[int]) -> 
     first = values[0]
     if name in rules.shared or name in rules.padded:
         return first
+    if name in rules.layers:
+        return type(first)(torch.cat(layers) for layers in zip(*values, strict=True))
     if isinstance(first, dict):
         return {key: _join(rules, f"{name}.{key}", [value[key] for value in values], sizes) for key in first}
     if isinstance(first, list):
@@ -131,8 +141,8 @@ def _pad(sequences: list[tuple[torch.Tensor, torch.Tensor | None]]) -> tuple[tor
     )
 
 
-def split(output: Any, sizes: Sequence[int]) -> list[Any]:
-    """A model's output for several calls, one for each, of `sizes` samples.
+def split(output: Any, sizes: Sequence[int], layered: bool = False) -> list[Any]:
+    """A model's output for several calls, one for each, of `sizes` samples. `layered`: see BatchRules.
 
     Raises:
         TypeError: an unknown kind of output.
@@ -141,12 +151,13 @@ def split(output: Any, sizes: Sequence[int]) -> list[Any]:
         return [output]
     if isinstance(output, torch.Tensor):
         return list(output.split(list(sizes)))
-    if isinstance(output, list):
+    if isinstance(output, list) and not layered:
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         return [output[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     if isinstance(output, BaseOutput):
-        parts = {name: split(value, sizes) for name, value in output.items()}
+        parts = {name: split(value, sizes, layered) for name, value in output.items()}
         return [type(output)(**{name: part[i] for name, part in parts.items()}) for i in range(len(sizes))]
-    if isinstance(output, tuple):
-        return [tuple(parts) for parts in zip(*(split(part, sizes) for part in output), strict=True)]
+    if isinstance(output, (list, tuple)):
+        kind, each = type(output), (split(part, sizes, layered) for part in output)
+        return [kind(parts) for parts in zip(*each, strict=True)]
     raise TypeError(f"cannot take a {type(output).__name__} apart")

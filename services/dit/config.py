@@ -3,9 +3,10 @@
 from math import prod
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, PositiveInt
-from pydantic_settings import SettingsConfigDict
+from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic_settings import NoDecode, SettingsConfigDict
 
+from services.common.rpc.settings import words
 from services.diffusion.config import PipelineSettings
 
 Cache = Annotated[str, Field(pattern=r"^(none|first-block(:\d*\.?\d+)?|taylorseer(:([2-9]|[1-9]\d+))?)$")]
@@ -16,7 +17,7 @@ class DitSettings(PipelineSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_DIT_")
     for_others: ClassVar[tuple[str, ...]] = ("QUARTET_DIT_MODEL_NAME",)  # docker-compose.yaml's
-    changes_outputs: ClassVar[tuple[str, ...]] = ("cache", "vae_decoding", "quantization", "encoders")
+    changes_outputs: ClassVar[tuple[str, ...]] = ("cache", "vae_decoding", "quantization", "encoders", "controlnet")
 
     max_running_requests: int = Field(default=8, ge=1, description="requests the engine works on at a time")
     max_running_outputs: int = Field(
@@ -56,6 +57,11 @@ class DitSettings(PipelineSettings):
     encoders: Literal["own", "stream"] = Field(
         default="own",
         description="stream: prompts come encoded from an encoder's process; text encoders are not loaded here",
+    )
+    controlnet: Annotated[list[str], NoDecode, BeforeValidator(words)] = Field(
+        default=[],
+        description="directories or hub ids, with commas between, of ControlNets or T2I adapters for the model; each "
+        "request brings a control image for each of them",
     )
     lora: dict[str, str] = Field(default={}, description="NAME=DIRECTORY_OR_FILE of an adapter; may be repeated")
 

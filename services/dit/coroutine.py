@@ -52,11 +52,40 @@ class ModelCall:
     samples: int
 
 
+class _RandomState:
+    """torch's global random state as one pipeline has it, after `torch.manual_seed`. Some draw from it, as where a
+    control image is encoded, whatever generator they are given."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._generators = [torch.default_generator]
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._generators.append(torch.cuda.default_generators[index])
+        self._states = [torch.Generator(each.device).manual_seed(seed).get_state() for each in self._generators]
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        others = self._exchange(self._states)
+        try:
+            yield
+        finally:
+            self._states = self._exchange(others)
+
+    def _exchange(self, states: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The states up to now."""
+        before = [each.get_state() for each in self._generators]
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
+        return before
+
+
 class PipelineTask(greenlet):
     """A pipeline's call that can be stopped.
 
     Args:
         body: calls the pipeline and returns its result.
+        seed: of torch's global random state while it runs.
+        device: where its models run.
 
     Attributes:
         call: what it waits for; None before its start, and when it has ended.
@@ -64,8 +93,9 @@ class PipelineTask(greenlet):
         last: result of the latest denoising call.
     """
 
-    def __init__(self, body: Callable[[], Any]) -> None:
+    def __init__(self, body: Callable[[], Any], seed: int, device: torch.device) -> None:
         super().__init__(body)
+        self._random = _RandomState(seed, device)
         self.call: ModelCall | None = None
         self.context: CacheContext | None = None
         self.replay: Any = None
@@ -75,7 +105,8 @@ class PipelineTask(greenlet):
     def resume(self, value: Any = None) -> Any:
         """Goes on to the next call, or to the end (`dead`) and its result. Raises what the pipeline raises."""
         self.call = None
-        return self.switch() if not self else self.switch(value)
+        with self._random.own():
+            return self.switch() if not self else self.switch(value)
 
     def stop(self) -> None:
         """Ends the pipeline and frees what it holds."""

@@ -129,7 +129,7 @@ class DitEngine(ThreadedEngine):
             output = self._waiting.pop(0)
             output.virtual_time_s = min((other.virtual_time_s for other in self._running), default=0.0)
             self._running.append(output)
-            output.begin()
+            output.begin(self.models.device)
             output.emit(Started())
 
     def _take_turns(self, outputs: Sequence[Output]) -> list[MadeCall]:
@@ -137,7 +137,7 @@ class DitEngine(ThreadedEngine):
         made = self._made = []
         for output in outputs:
             self._running.append(output)
-            output.begin()
+            output.begin(self.models.device)
         try:
             while self._running:
                 for output in list(self._running):
@@ -232,13 +232,14 @@ class DitEngine(ThreadedEngine):
         calls = [output.call for output in batch if output.call is not None]
         point = calls[0].point
         arguments = join(point.rules, [call.arguments for call in calls])
+        made = None if self._made is None else [MadeCall.before(point, call.arguments) for call in calls]
         with self.models.set_up(batch[0].spec.loras, batch[0], calls[0]):
             result = self.models.run(point, arguments, batch[0].spec.loras)
         if self.models.device.type == "cuda":
             torch.cuda.synchronize(self.models.device)  # so that time spent is time spent
-        if self._made is not None:
-            self._made += [MadeCall.of(point, call.arguments, result) for call in calls]
-        return split(result, [call.samples for call in calls])
+        if self._made is not None and made is not None:
+            self._made += [call.after(result) for call in made]
+        return split(result, [call.samples for call in calls], point.rules.layered)
 
     def _resume(self, output: Output, value: Any) -> None:
         """Lets the pipeline go on to its next call or its end."""

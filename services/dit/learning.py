@@ -6,14 +6,15 @@ result is compared with what it was alone. Where a model mixes its samples, or r
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from diffusers.utils.outputs import BaseOutput
 from torch.utils._pytree import tree_leaves, tree_map_only  # diffusers registers its outputs there
 
 from services.diffusion.families import BatchRules
-from services.dit.batching import Arguments, Unbatchable, content, join, key_of, samples_of, split
+from services.dit.batching import Arguments, Unbatchable, are_layers, content, join, key_of, samples_of, split
 from services.dit.coroutine import BatchPoint
 
 Run = Callable[[BatchPoint, Arguments], Any]
@@ -21,15 +22,18 @@ Run = Callable[[BatchPoint, Arguments], Any]
 
 @dataclass(frozen=True)
 class MadeCall:
-    """A call that ran alone, and its result: copies, as pipelines change tensors in place."""
+    """A call that ran alone, and its result: copies, as models empty lists and pipelines change tensors in place."""
 
     point: BatchPoint
     arguments: Arguments
-    result: Any
+    result: Any = None
 
     @classmethod
-    def of(cls, point: BatchPoint, arguments: Arguments, result: Any) -> "MadeCall":
-        return cls(point, _copied(arguments), _copied(result))
+    def before(cls, point: BatchPoint, arguments: Arguments) -> "MadeCall":
+        return cls(point, _copied(arguments))
+
+    def after(self, result: Any) -> "MadeCall":
+        return replace(self, result=_copied(result))
 
     @property
     def samples(self) -> int:
@@ -92,9 +96,11 @@ def _guesses(some: Sequence[MadeCall], others: Sequence[MadeCall]) -> Iterator[t
     def of(kind: str) -> frozenset[str]:
         return frozenset(name for name, its in kinds.items() if its == kind and name != rows)
 
+    layered = any(_has_layers(call.result, call.samples) for call in (*some, *others))
     none = frozenset[str]()
     for one in dict.fromkeys((of("one"), none)):
-        loose = BatchRules(rows=rows, shared=of("shared") | of("one") - one, alike=of("alike"), expanded=one)
+        shared = of("shared") | of("one") - one
+        loose = BatchRules(rows, shared, of("alike"), expanded=one, layers=of("layers"), layered=layered)
         if (pair := _alike(loose, some, others)) is None:
             continue
         # What both have may be read for the first sample only: it must be the same in all calls that are joined. By
@@ -103,7 +109,8 @@ def _guesses(some: Sequence[MadeCall], others: Sequence[MadeCall]) -> Iterator[t
         same = frozenset(name for name, value in theirs[0].items() if theirs[1].get(name) == value)
         for once in dict.fromkeys((none, same & of("rows"))):
             shared, alike = loose.shared | once | same & one, loose.alike | (same & of("rows")) - once
-            yield BatchRules(rows, shared, alike, expanded=one - same, known=frozenset(kinds)), pair
+            changes = {"shared": shared, "alike": alike, "expanded": one - same, "known": frozenset(kinds)}
+            yield replace(loose, **changes), pair
 
 
 def _named(arguments: Arguments, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -128,12 +135,22 @@ def _kind(name: str, values: Sequence[tuple[Any, int]]) -> str:
         if all(value.dim() and value.shape[0] == samples for value, samples in given):
             return "rows"
         return "one" if all(value.dim() == 0 or value.shape[0] in (1, n) for value, n in given) else "shared"
+    if all(are_layers(value, samples) for value, samples in given):
+        return "layers"
     if all(isinstance(value, list) and len(value) == samples for value, samples in given):
         return "rows" if all(isinstance(each, torch.Tensor) for value, _ in given for each in value) else "alike"
     if all(_is_plain(value) for value, _ in given):
         return "shared"
     kinds = sorted({type(value).__name__ for value, _ in given})
     raise Unbatchable(f"it is not known how to join the argument {name}, a {' or '.join(kinds)}")
+
+
+def _has_layers(result: Any, samples: int) -> bool:
+    """Whether there is a list of layers in it."""
+    if isinstance(result, list) and are_layers(result, samples):
+        return True
+    parts = list(result.values()) if isinstance(result, BaseOutput) else result
+    return isinstance(parts, list | tuple) and any(_has_layers(part, samples) for part in parts)
 
 
 def _is_plain(value: Any) -> bool:
@@ -160,7 +177,7 @@ def _compared(rules: BatchRules, calls: Pair, run: Run) -> str:
         sizes = [samples_of(rules, call.arguments) for call in pair]
         joined = run(one.point, join(rules, [_copied(call.arguments) for call in pair]))
         try:
-            parts = split(joined, sizes)
+            parts = split(joined, sizes, rules.layered)
         except (TypeError, ValueError, RuntimeError) as error:
             return f"the result of two joined calls of {name} cannot be taken apart: {error}"
         if not all(_close(part, call.result) for part, call in zip(parts, pair, strict=True)):

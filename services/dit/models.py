@@ -16,9 +16,10 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
 from services.common.engine.device import Accelerator, engine_device, log_choices, make_current
-from services.diffusion.families import NO_BATCHING, TEXT_ENCODERS, checkpoint_family
+from services.diffusion.families import NO_BATCHING, TEXT_ENCODERS, family_of
 from services.diffusion.found import denoisers
 from services.diffusion.model_info import dit_info
+from services.diffusion.nets import load_nets, pipeline_class
 from services.diffusion.pipelines import (
     Pipelines,
     checkpoint_dtype,
@@ -130,7 +131,7 @@ class Models(Pipelines):
 def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipeline:
     """The checkpoint's pipeline, ready on its device. Raises ValueError, as `Models`."""
     folder = find_checkpoint(settings.model)
-    _check_class(folder, settings)
+    cls = _class_of(folder, settings)
     dtype = checkpoint_dtype(folder, settings.dtype)
     device = engine_device(settings.device)
     make_current(device)  # libraries make streams, and launch kernels, on the current one
@@ -146,8 +147,10 @@ def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipel
     if settings.quantization in _QUANTIZATION:
         backend, arguments = _QUANTIZATION[settings.quantization]
         options["quantization_config"] = PipelineQuantizationConfig(backend, arguments, denoisers_in(folder))
+    if settings.controlnet:
+        options |= load_nets(cls, settings.controlnet, dtype)
     try:
-        pipeline: Any = DiffusionPipeline.from_pretrained(folder, **options)
+        pipeline: Any = cls.from_pretrained(folder, **options)
     except (OSError, ImportError) as error:
         raise ValueError(f"{settings.model}: {error}") from None
     for name, path in settings.lora.items():
@@ -171,13 +174,16 @@ def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipel
     return pipeline
 
 
-def _check_class(folder: Path, settings: DitSettings) -> None:
-    """Raises ValueError, before weights are loaded: the checkpoint's class is not served, or not with such settings."""
-    family = checkpoint_family(folder)
+def _class_of(folder: Path, settings: DitSettings) -> type[DiffusionPipeline]:
+    """Of the checkpoint, with its ControlNets. Raises ValueError, before weights are loaded: it is not served, or not
+    with such settings."""
+    cls = pipeline_class(folder, settings.controlnet)
+    family = family_of(cls)
     if not denoisers_in(folder):
         raise ValueError(f"{folder.name}: none of its models is called at each denoising step: it is not served")
     if settings.encoders == "stream" and not family.listed:
         raise ValueError("encoders=stream: how this pipeline's encoders are divided from it is not known; leave it out")
+    return cls
 
 
 def _prepare(denoiser: Any, dtype: torch.dtype, settings: DitSettings) -> None:

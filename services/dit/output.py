@@ -83,9 +83,9 @@ class Output:
     step: int = 0
     task: PipelineTask | None = None
 
-    def begin(self) -> None:
-        """Makes the task, whose greenlet belongs to the calling thread."""
-        self.task = PipelineTask(self._make)
+    def begin(self, device: torch.device) -> None:
+        """Makes the task, whose greenlet belongs to the calling thread; its models are on `device`."""
+        self.task = PipelineTask(self._make, self.spec.seed, device)
 
     def end(self) -> None:
         """Ends the pipeline and frees what it holds."""

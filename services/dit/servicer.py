@@ -82,7 +82,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         files = await read_files(start, requests, self._settings)
         given = await read_conditioning(self._consumer, start, models.device) if has_source else []
         pictures = await decode_apart(files, self._settings, self.decoders)
-        return await asyncio.to_thread(resolve, start, *pictures, models, info, given)
+        return await asyncio.to_thread(resolve, start, pictures, models, info, given)
 
 
 class _Run:

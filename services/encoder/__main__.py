@@ -61,7 +61,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
             raise InvalidInput("seed", "is required: this model draws prior tokens by it")
         files = await read_files(request, requests, self._settings)
         pictures = await decode_apart(files, self._settings, self.decoders)
-        return await asyncio.to_thread(resolve, request, *pictures, engine.models, engine.info)
+        return await asyncio.to_thread(resolve, request, pictures, engine.models, engine.info)
 
 
 async def serve(stage: Stage, settings: EncoderSettings) -> None:

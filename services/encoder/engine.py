@@ -14,7 +14,7 @@ from services.common.errors import InternalError, RequestCancelled
 from services.common.telemetry import metrics
 from services.diffusion import pipelines
 from services.diffusion.conditioning import Conditioning
-from services.diffusion.families import DENOISERS, TEXT_ENCODERS, checkpoint_family
+from services.diffusion.families import DENOISERS, TEXT_ENCODERS, checkpoint_class, family_of
 from services.diffusion.model_info import dit_info
 from services.diffusion.request import OutputSpec
 from services.encoder.config import EncoderSettings
@@ -35,7 +35,7 @@ class EncoderEngine:
         device = engine_device(settings.device)
         make_current(device)
         folder = pipelines.find_checkpoint(settings.model)
-        if not checkpoint_family(folder).listed:
+        if not family_of(checkpoint_class(folder)).listed:
             raise ValueError("how this pipeline's encoders are divided from it is not known: its dit has its own")
         self.dtype = pipelines.checkpoint_dtype(folder, settings.dtype)
         without_weights = pipelines.load_meta_modules(folder, self.dtype, (*DENOISERS, "vae"))

@@ -60,6 +60,7 @@ FIELDS: dict[str, dict[str, str]] = {
         "prompt": "65,536 characters, max_prompt_tokens",
         "negative_prompt": "65,536 characters, max_prompt_tokens",
         "images": "max_images",
+        "control_images": "control_images, which the model has",
         "loras": "those that there are, none twice",
         "arguments": "65,536 characters, those that the pipeline has",
     },

@@ -287,6 +287,56 @@ async def test_sizes_that_a_format_has_not(gateway, monkeypatch, file_format, mo
     assert (status, error["param"]) == (400, "quartet.dit.size")
 
 
+@pytest.fixture
+def steered(gateway, monkeypatch):
+    """Its model has two ControlNets."""
+    stage = gateway.app.state.gateway.pipeline.output("image")
+    info = server_info_pb2.GetServerInfoResponse()
+    info.CopyFrom(stage.info)
+    info.dit.control_images = 2
+    monkeypatch.setattr(stage, "info", info)
+    return gateway
+
+
+async def test_control_images_reach_the_stage(steered):
+    edges, depths = png(1), png(2)
+    urls = [shown(file)["image_url"]["url"] for file in (edges, depths)]
+    asked = {"dit": {"control_images": urls, "arguments": {"controlnet_conditioning_scale": 0.5}}}
+    await steered.openai.images.generate(**ASK, extra_body={"quartet": asked})
+    edit = [("image", png(3)), ("mask", png(4)), ("control_image[]", edges), ("control_image[]", depths)]
+    assert (await steered.http.post(EDIT, data=ASK, files=edit)).status_code == 200
+    chat = {"model": MODEL, "messages": [said(spoken("x"))], "quartet": asked}
+    assert (await steered.http.post(CHAT, json=chat)).status_code == 200
+    script = steered.scripts["dit"]
+    first, second, third = script.requests
+    assert [(len(each.images), each.HasField("mask")) for each in (first, second)] == [(0, False), (1, True)]
+    for start in (first, third):
+        assert json.loads(start.arguments) == asked["dit"]["arguments"]
+        assert [each.field for each in start.control_images] == [f"quartet.dit.control_images[{i}]" for i in (0, 1)]
+    assert [each.field for each in second.control_images] == ["control_image[0]", "control_image[1]"]
+    assert bytes(script.media) == edges + depths + png(3) + png(4) + edges + depths + edges + depths
+    (model,) = (await steered.http.get("/v1/models")).json()["data"]
+    assert model["quartet"]["control_images"] == 2
+
+
+async def test_control_images_of_a_model_that_takes_none(refusing):
+    asked = {"quartet": {"dit": {"control_images": [shown(png())["image_url"]["url"]]}}}
+    error = (await refusing.http.post(GENERATE, json=ASK | asked)).json()["error"]
+    assert (error["param"], "this model takes none" in error["message"]) == ("quartet.dit.control_images", True)
+
+
+async def test_a_number_of_control_images_that_is_not_the_models(steered, refusing):
+    url = shown(png())["image_url"]["url"]
+    for urls in ([url], []):
+        response = await steered.http.post(GENERATE, json=ASK | {"quartet": {"dit": {"control_images": urls}}})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "quartet.dit.control_images")
+        assert f"there are {len(urls)}; this model needs 2" in error["message"]
+    broken = {"quartet": {"dit": {"control_images": [url, "data:image/png;base64,AAAA"]}}}
+    error = (await steered.http.post(GENERATE, json=ASK | broken)).json()["error"]
+    assert (error["param"], error["code"]) == ("quartet.dit.control_images[1]", "invalid_media")
+
+
 async def test_the_pixels_of_all_images_together(tmp_path):
     async with running(DIT, jobs_dir=tmp_path, media_max_request_image_pixels=3000) as gateway:
 

@@ -16,7 +16,7 @@ from services.common.errors import InvalidInput, InvalidMedia
 from services.common.media import MediaError
 from services.common.media.calls import Read
 from services.diffusion.config import PipelineSettings
-from services.diffusion.images import decode_files
+from services.diffusion.images import File, decode_files
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import MediaFile
 from services.thinker.media import decode_audio, decode_image, decode_video
@@ -69,7 +69,7 @@ def test_images_are_what_viewers_show(part: Callable[[], Iterable[OddImage]], el
         file = MediaFile("image", image.data, "image")
         seen = decode_image(file, THINKER, elsewhere)
         np.testing.assert_array_equal(seen, decode_image(file, THINKER))
-        (made_from,), _ = decode_files([("images[0]", image.data)], DIT, elsewhere)
+        ((made_from,), _, _) = decode_files([File("image", "images[0]", image.data)], DIT, elsewhere)
         assert not made_from.getexif()
         shown = [unlike(np.asarray(each), image.shown, image.tolerance) for each in (seen, made_from)]
         return ", ".join(filter(None, shown))
@@ -120,7 +120,7 @@ def test_a_broken_image_is_refused_in_words_for_people(data):
     reason = "the file is corrupt or cut off, or is no image of these formats: PNG, JPEG, WEBP, GIF, BMP"
     for decode in (
         lambda: decode_image(MediaFile("image", data, "messages[0].content[1]"), THINKER),
-        lambda: decode_files([("messages[0].content[1]", data)], DIT),
+        lambda: decode_files([File("image", "messages[0].content[1]", data)], DIT),
     ):
         with pytest.raises(InvalidMedia) as caught:
             decode()

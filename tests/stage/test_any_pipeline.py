@@ -214,12 +214,12 @@ def test_a_class_that_changes_its_models_makes_one_output_at_a_time(build: Calla
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("StableDiffusionControlNetPipeline", "needs something for its controlnet.*such as StableDiffusionPipeline"),
+        ("AnimateDiffControlNetPipeline", "needs something for its controlnet.*such as AnimateDiffPipeline"),
         ("KandinskyV22PriorPipeline", "makes no images, video or sound.*such as KandinskyV22CombinedPipeline"),
         ("KandinskyV22Pipeline", "takes no prompt.*such as KandinskyV22CombinedPipeline"),
         ("CogVideoXVideoToVideoPipeline", "needs something other than an image.*such as CogVideoXPipeline"),
         ("DDPMPipeline", "takes no prompt"),
-        ("FluxControlPipeline", "needs something for its control_image.*such as FluxPipeline"),
+        ("CogVideoXFunControlPipeline", "needs something for its control_video"),
         ("IFImg2ImgSuperResolutionPipeline", "needs something for its original_image"),
         ("StableAudio3InpaintPipeline", "needs something other than an image"),
         ("VersatileDiffusionPipeline", "makes no images, video or sound"),

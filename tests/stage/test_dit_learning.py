@@ -22,8 +22,10 @@ def calls_of(point: BatchPoint, seed: int, steps: int, **more: Any) -> list[Made
     prompt = torch.randn(2, WIDTH, generator=generator)
     for step in range(steps):
         latents = torch.randn(1, WIDTH, generator=generator).repeat(2, 1)
-        arguments = point.bind((latents,), {"time": torch.tensor(1 - step / steps), "prompt": prompt, **more})
-        made.append(MadeCall.of(point, arguments, point.run(arguments)))
+        own = {name: list(value) if isinstance(value, list) else value for name, value in more.items()}
+        arguments = point.bind((latents,), {"time": torch.tensor(1 - step / steps), "prompt": prompt, **own})
+        call = MadeCall.before(point, arguments)
+        made.append(call.after(point.run(arguments)))
     return made
 
 
@@ -135,6 +137,31 @@ def test_calls_of_other_shapes_are_not_joined() -> None:
     calls: Sequence[MadeCall] = [calls_of(point, 1, 1, **words(length))[0] for length in (3, 3, 5)]
     one, other, longer = (key_of(rules, call.arguments, content) for call in calls)
     assert one == other != longer
+
+
+def test_what_a_model_makes_of_its_layers_is_joined_layer_by_layer() -> None:
+    """As a ControlNet's results are, which are arguments of the denoiser."""
+
+    def steers(latents: Any, time: Any, prompt: Any) -> Any:
+        layers = [latents.repeat(1, times) * prompt.mean(1, keepdim=True) for times in (1, 2, 3)]
+        return layers, mixed(latents, time, prompt)
+
+    def denoises(latents: Any, time: Any, prompt: Any, states: Any) -> Any:
+        while states:
+            latents = latents + states.pop(0)  # as a UNet takes an adapter's
+        return (mixed(latents, time, prompt),)
+
+    _, rules = learned(steers, {}, {})
+    assert rules.layered
+    joined = [torch.arange(12.0).reshape(12, 1) * times for times in (1, 2, 3)], torch.zeros(12, 1)
+    parts = split(joined, [3, 9], rules.layered)  # as many layers as the first call has samples
+    assert [[layer.shape for layer in layers] for layers, _ in parts] == [[(3, 1)] * 3, [(9, 1)] * 3]
+    states = [{"states": [torch.randn(2, WIDTH) for _ in range(3)]} for _ in range(2)]
+    point, rules = learned(denoises, *states)
+    assert (rules.layers, rules.layered) == ({"states"}, False)
+    one, other = (calls_of(point, seed, 1, **each)[0] for seed, each in zip((3, 4), states, strict=True))
+    results = split(point.run(join(rules, [one.arguments, other.arguments])), [2, 2])
+    assert all(torch.equal(mine[0], call.result[0]) for mine, call in zip(results, (one, other), strict=True))
 
 
 def test_an_argument_that_was_not_seen_is_not_joined() -> None:

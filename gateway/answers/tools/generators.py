@@ -14,7 +14,7 @@ from pydantic import Field
 from gateway.answers import audio, videos
 from gateway.answers.diffusion import ImageRequest, require_info
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import GeneratedImage, ImageGeneration, begin, image_facts
+from gateway.answers.images import GeneratedImage, ImageGeneration, InputImages, begin, image_facts
 from gateway.answers.tools.calls import HostedCall, HostedTool
 from gateway.answers.tools.events import ToolEvent, ToolPreview, ToolProgress, ToolResult
 from gateway.errors import in_own_terms, invalid
@@ -130,6 +130,8 @@ class ImageGenerator(_Generator):
             image_facts(stage, edits=True)
         if self.settings.input_image_mask is not None and not stage.info.dit.mask:
             raise invalid("input_image_mask", "this model takes none; leave it out")
+        if stage.info.dit.control_images:
+            raise invalid("type", "this server's model needs control images, which no call of a tool has")
         self._request("a picture", previews=True).image_start(stage.info.dit)
 
     async def events(self, gateway: Gateway, call: HostedCall) -> AsyncGenerator[ToolEvent, None]:
@@ -170,7 +172,8 @@ class ImageGenerator(_Generator):
         mask = MediaFile("input_image_mask", "image", url) if base and isinstance(url, str) and url else None
         request = self._request(prompt, call.rules.previews)
         images = [] if base is None else [base]
-        return await begin(gateway, stage, request.image_start(info), images, mask, call.meter), request
+        inputs = InputImages(images, mask)
+        return await begin(gateway, stage, request.image_start(info), inputs, call.meter), request
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import GeneratedImage, ImageGeneration, to_generation
+from gateway.answers.images import GeneratedImage, ImageGeneration, InputImages, to_generation
 from gateway.answers.meter import Meter
 from gateway.errors import invalid
 from gateway.http.connection import admitted, named_sse, respond
@@ -26,7 +26,11 @@ _OPENAPI = page(ImageRequest, _ANSWER.format("image_generation"))
 _EDIT_OPENAPI = page(
     ImageRequest,
     _ANSWER.format("image_edit"),
-    {"image": {"type": "array", "items": FILE, "description": "also as image[]"}, "mask": FILE},
+    {
+        "image": {"type": "array", "items": FILE, "description": "also as image[]"},
+        "mask": FILE,
+        "control_image": {"type": "array", "items": FILE, "description": "as quartet.dit.control_images"},
+    },
     needed="image",
     media_type="multipart/form-data",
 )
@@ -36,31 +40,34 @@ _EDIT_OPENAPI = page(
 async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes images from a prompt."""
     request = await read_json(http, ImageRequest)
-    return await _respond(http, gateway, request, [], None)
+    return await _respond(http, gateway, request, InputImages(controls=request.control_images))
 
 
 @router.post("/v1/images/edits", openapi_extra=_EDIT_OPENAPI)
 async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes images from a prompt and other images; the body is a form."""
     most = gateway.fetcher.limits.media_max_parts + 1
-    request, files = await read_form(http, ImageRequest, {"image", "mask"}, most)
-    images, masks = files.get("image", []), files.get("mask", [])
+    request, files = await read_form(http, ImageRequest, {"image", "mask", "control_image"}, most)
+    images, masks, controls = (files.get(name, []) for name in ("image", "mask", "control_image"))
     if not images:
         raise invalid("image", "required, but missing: send it as a file", "missing_required_parameter")
     if len(masks) > 1:
         raise invalid("mask", "is in the form twice")
-    fields = [f"image[{i}]" for i in range(len(images))] if len(images) > 1 else ["image"]
-    inputs = [MediaFile(field, "image", content=file) for field, file in zip(fields, images, strict=True)]
     mask = MediaFile("mask", "image", content=masks[0]) if masks else None
-    return await _respond(http, gateway, request, inputs, mask)
+    inputs = InputImages(_sent("image", images), mask, [*request.control_images, *_sent("control_image", controls)])
+    return await _respond(http, gateway, request, inputs)
 
 
-async def _respond(
-    http: Request, gateway: Gateway, request: ImageRequest, images: Sequence[MediaFile], mask: MediaFile | None
-) -> Response:
+def _sent(name: str, files: Sequence[bytes]) -> list[MediaFile]:
+    """Files of a form."""
+    fields = [name] if len(files) == 1 else [f"{name}[{i}]" for i in range(len(files))]
+    return [MediaFile(field, "image", content=file) for field, file in zip(fields, files, strict=True)]
+
+
+async def _respond(http: Request, gateway: Gateway, request: ImageRequest, inputs: InputImages) -> Response:
     meter = Meter.of(http.state, gateway.settings.request_timeout_s)
-    generation = await to_generation(gateway, request, images, mask, meter)
-    answer = ImageAnswer(generation, request, "image_edit" if images else "image_generation")
+    generation = await to_generation(gateway, request, inputs, meter)
+    answer = ImageAnswer(generation, request, "image_edit" if inputs.images else "image_generation")
     return await respond(http, answer, request.stream)
 
 

@@ -81,14 +81,15 @@ def described(name: str, reason: str | None) -> Verdict:
     makes += " and sound" if found.soundtrack_of(cls) else ""
     if reason is not None:
         return Verdict(name, makes, result="needs", why=reason)
-    taken = found.parameters_of(cls)
     needs = ["a prompt"]
     if found.needs_picture(cls):
         needs.append("an image")
-    elif "image" in taken:
+    elif found.picture_of(cls):
         needs.append("an image if there is one")
-    if "mask_image" in taken:
+    if found.mask_of(cls):
         needs.append("a mask")
+    if found.control_of(cls):
+        needs.append("a control image")
     return Verdict(name, makes, ", ".join(needs))
 
 
@@ -175,6 +176,7 @@ def plain(folder: Path, order: OutputSpec) -> tuple[torch.Tensor, ...]:
     """What diffusers makes of `order`, as `services.dit.output.Done` has it."""
     pipeline = fresh(folder)
     pipeline.set_progress_bar_config(disable=True)
+    torch.manual_seed(order.seed)  # of the global state, which some draw from beside
     generator = torch.Generator("cpu").manual_seed(order.seed)
     result = pipeline(**order.arguments, generator=generator, output_type="pt" if order.sound else "np")
     sound = result.get(order.soundtrack)

@@ -19,10 +19,11 @@ _SIDES = 4  # of a picture where no size is known, in multiples of what sizes ar
 _MOST_AUDIO_S = 1.0
 _STRENGTH = 0.8  # at least one step of two is left
 _TWO_STEPS = "intermediate_timesteps"  # an argument of classes that take two steps alone
+_PICTURES = ("image", "control_image")
 _PROMPTS = ("a red fox", "a house by the sea")
 
-Given = tuple[dict[str, Any], list[Any], Any]
-"""Fields of a DitStart, pictures, and a mask."""
+Given = tuple[dict[str, Any], list[Any], Any, list[Any]]
+"""Fields of a DitStart, pictures, a mask, and control images."""
 
 
 def small_requests(models: Pipelines, info: server_info_pb2.DitInfo, inputs: Mapping[str, Any]) -> list[Given]:
@@ -47,8 +48,9 @@ def small_requests(models: Pipelines, info: server_info_pb2.DitInfo, inputs: Map
     steps = (2, 2) if _TWO_STEPS in parameters_of(type(models.pipeline)) else (2, 4)
     pictures = [_picture(width, height)] if family.needs_image else []
     mask = _mask(width, height) if family.needs_mask else None
+    controls = [_picture(width, height).rotate(90 * (1 + i)) for i in range(info.control_images)]
     return [
-        (fields | {"prompt": prompt, "seed": 1 + i, "num_inference_steps": steps[i]}, pictures, mask)
+        (fields | {"prompt": prompt, "seed": 1 + i, "num_inference_steps": steps[i]}, pictures, mask, controls)
         for i, prompt in enumerate(_PROMPTS)
     ]
 
@@ -57,7 +59,7 @@ def _size(info: server_info_pb2.DitInfo, inputs: Mapping[str, Any]) -> tuple[int
     """(width, height), which the stage takes."""
     multiple = info.size_multiple or 1
     sides: Any = inputs.get("width"), inputs.get("height")
-    picture = inputs.get("image")
+    picture = next((inputs[name] for name in _PICTURES if name in inputs), None)
     if not all(isinstance(side, int) for side in sides):
         sides = _sides(picture[0] if isinstance(picture, list) and picture else picture)
     if not all(sides):

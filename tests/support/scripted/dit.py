@@ -41,7 +41,7 @@ class Dit(dit_pb2_grpc.DitServiceServicer):
 
     async def Generate(self, request_iterator, context):
         start = (await anext(request_iterator)).start
-        files = [*start.images, *([start.mask] if start.HasField("mask") else [])]
+        files = [*start.images, *([start.mask] if start.HasField("mask") else []), *start.control_images]
         assert not any(file.data for file in files)
         received = 0
         while received < sum(file.size_bytes for file in files):

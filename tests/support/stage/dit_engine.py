@@ -13,7 +13,7 @@ from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2
-from services.diffusion.request import OutputSpec, check, resolve
+from services.diffusion.request import OutputSpec, Pictures, check, resolve
 from services.dit.__main__ import start_engine
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
@@ -63,15 +63,19 @@ class Bench:
         self._least = 0
         self._admit, engine._admit = engine._admit, self._admit_together
 
-    def orders(self, start: dit_pb2.DitStart, images: Sequence[Any] = (), mask: Any = None) -> list[OutputSpec]:
+    def orders(
+        self, start: dit_pb2.DitStart, images: Sequence[Any] = (), mask: Any = None, controls: Sequence[Any] = ()
+    ) -> list[OutputSpec]:
         """Those of a request, for floats."""
         start.pixel_format = dit_pb2.PIXEL_FORMAT_FLOAT32
         for _ in range(len(images) - len(start.images)):
             start.images.add()
         if mask is not None:
             start.mask.SetInParent()
+        for _ in controls:
+            start.control_images.add()
         check(start, self.info)
-        return resolve(start, images, mask, self.engine.models, self.info)
+        return resolve(start, Pictures(images, mask, controls), self.engine.models, self.info)
 
     def begin_with(self, outputs: int) -> None:
         """The engine, which has nothing to do, begins again when so many wait: then they share its first step."""

@@ -32,13 +32,30 @@ CLIP_2 = (48, 3, 3)
 _CONNECTOR = {"num_attention_heads": 4, "attention_head_dim": 8, "num_layers": 1, "num_learnable_registers": None}
 
 
+_XL: dict[str, Any] = {
+    "cross_attention_dim": SIZE.clip[0] + CLIP_2[0],
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 8,
+    "projection_class_embeddings_input_dim": CLIP_2[0] + 6 * 8,
+}
+_CONTROL: dict[str, Any] = {
+    "block_out_channels": (16, 32),
+    "layers_per_block": 1,
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "attention_head_dim": 8,
+    "norm_num_groups": 4,
+    "cross_attention_dim": SIZE.clip[0],
+    "conditioning_embedding_out_channels": (4, 8, 8, 16),  # latents are an eighth as wide
+}
+
+
 def _unet(**more: Any) -> diffusers.UNet2DConditionModel:
     return diffusers.UNet2DConditionModel(
         sample_size=8,
         block_out_channels=(16, 32),
         layers_per_block=1,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
         attention_head_dim=8,
         norm_num_groups=4,
         **more,
@@ -78,12 +95,7 @@ def stable_diffusion(cls: Any = diffusers.StableDiffusionPipeline) -> Any:
 
 def stable_diffusion_xl() -> Any:
     return diffusers.StableDiffusionXLPipeline(
-        unet=_unet(
-            cross_attention_dim=SIZE.clip[0] + CLIP_2[0],
-            addition_embed_type="text_time",
-            addition_time_embed_dim=8,
-            projection_class_embeddings_input_dim=CLIP_2[0] + 6 * 8,
-        ),
+        unet=_unet(**_XL),
         scheduler=diffusers.EulerDiscreteScheduler(steps_offset=1),
         vae=_vae(),
         **_clip(),
@@ -300,14 +312,48 @@ def panorama() -> Any:
     )
 
 
+# What reads control images for `stable_diffusion`.
+
+
+def control_net() -> Any:
+    return diffusers.ControlNetModel(**_CONTROL)
+
+
+def further_control_net() -> Any:
+    return diffusers.ControlNetModel(**_CONTROL, global_pool_conditions=True)
+
+
+def union_control_net() -> Any:
+    """For `stable_diffusion_xl`."""
+    own = {"num_control_type": 3, "num_trans_channel": 16, "num_trans_head": 2, "num_proj_channel": 16}
+    return diffusers.ControlNetUnionModel(**_CONTROL | _XL, **own)
+
+
+def with_union_control_net(word: str = "") -> Callable[[], Any]:
+    """Makes a Stable Diffusion XL with one: for a prompt alone, "Img2Img" or "Inpaint"."""
+
+    def build() -> Any:
+        cls = getattr(diffusers, f"StableDiffusionXLControlNetUnion{word}Pipeline")
+        return cls(**stable_diffusion_xl().components, controlnet=union_control_net(), add_watermarker=False)
+
+    build.__name__ = f"with_union_control_net_{word}"
+    return build
+
+
+def adapter() -> Any:
+    return diffusers.T2IAdapter(channels=[16, 32], num_res_blocks=1, downscale_factor=8, adapter_type="full_adapter")
+
+
 def unlisted_checkpoint(build: Callable[[], Any]) -> Path:
+    """Of a pipeline, or of a model alone."""
+
     def make(out: Path) -> None:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            pipeline = build()
-            for model in pipeline.components.values():
+            made = build()
+            for model in getattr(made, "components", {"": made}).values():
                 if isinstance(model, torch.nn.Module):
                     _randomize(model.eval())
-            pipeline.save_pretrained(out)
+            made.save_pretrained(out)
 
     return kept_folder(make, "unlisted", build.__name__, Path(__file__), Path(parts.__file__).parent)
