@@ -12,6 +12,7 @@ class EmbedderSettings(VllmSettings):
     """Settings of the embedder: flags, QUARTET_EMBEDDER_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_EMBEDDER_")
+    for_others: ClassVar[tuple[str, ...]] = ("QUARTET_EMBEDDER_MODEL_NAME",)  # docker-compose.yaml's
     changes_outputs: ClassVar[tuple[str, ...]] = ("pooling",)
 
     pooling: Literal["auto", "cls", "last", "mean"] = Field(

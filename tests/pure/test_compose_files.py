@@ -28,7 +28,7 @@ SERVICES = yaml.safe_load(COMPOSE)["services"]
 SPEECH = yaml.safe_load((ROOT / "deploy/docker/speech.yaml").read_text())["services"]
 TEXT = yaml.safe_load((ROOT / "deploy/docker/text.yaml").read_text())["services"]
 SECURITY = ("keys", "tls")
-OURS = ("gateway", "thinker", "talker", "code2wav", "asr", "dit")
+OURS = ("gateway", "thinker", "talker", "code2wav", "asr", "dit", "embedder")
 PROCESS = {name: name for name in OURS} | {"asr": "thinker"}  # what a service runs, which its image is named after
 IMAGES = tuple(dict.fromkeys(PROCESS.values()))
 START = ROOT / "deploy/docker/start.py"
@@ -222,8 +222,23 @@ def test_ears_are_added_by_a_profile_and_a_pipeline(overlay, pipeline, stages):
     assert services["asr"]["image"] == services["thinker"]["image"]
 
 
+@pytest.mark.parametrize("output", ["embeddings", "rerank"])
+def test_an_embedder_starts_alone(output):
+    file = f"./deploy/docker/pipelines/pipeline-{output}.yaml"
+    assert f"={file}" in (ROOT / ".env.example").read_text()
+    assert set(load_pipeline(ROOT / file).stages) == {"embedder"}
+    chosen = {} if output == "embeddings" else {"QUARTET_PIPELINE": file}
+    services = rendered({"QUARTET_EMBEDDER_MODEL": "an/embedder", **chosen}, "gpu", "tls", "embeddings")["services"]
+    assert f"{file}:/etc/quartet/pipeline.yaml:ro" in services["gateway"]["volumes"]
+    assert services["embedder"]["environment"]["QUARTET_EMBEDDER_MODEL"] == "an/embedder"
+    started = {name for name in OURS if not {*services[name].get("profiles", ["embedder"])} - {"embedder"}}
+    assert started == {"gateway", "embedder"}
+
+
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")
-@pytest.mark.parametrize(("file", "stages"), [("speech", {"talker", "code2wav"}), ("text", {"thinker"})])
+@pytest.mark.parametrize(
+    ("file", "stages"), [("speech", {"talker", "code2wav"}), ("text", {"thinker"}), ("embeddings", set())]
+)
 def test_compose_leaves_stages_out(file, stages):
     files = ("docker-compose.yaml", "deploy/docker/gpu.yaml", "deploy/docker/tls.yaml", f"deploy/docker/{file}.yaml")
     command = ["docker", "compose", "--env-file", "/dev/null", *(word for file in files for word in ("-f", file))]
@@ -245,7 +260,7 @@ def test_an_image_is_built_once():
 def test_an_image_has_the_model_that_is_served_without_env(name):
     process = PROCESS[name]
     served = re.findall(r":-([^}]+)", SERVICES[name]["environment"].get(f"QUARTET_{process.upper()}_MODEL", ""))
-    assert served == ([] if name == "gateway" else [PAINTER] if name == "dit" else [OMNI])
+    assert served == {"gateway": [], "embedder": [], "dit": [PAINTER]}.get(name, [OMNI])
     copied = r"^COPY --from=code /shipped/(\S+) /opt/quartet/code/services/demo_models/\1$"
     assert re.findall(copied, image(process), re.MULTILINE) == served
 

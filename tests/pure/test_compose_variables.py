@@ -15,12 +15,12 @@ from tests.support.deployment.compose_files import ROOT, at, interpolated, rende
 from tests.support.documents import PAGES
 from tests.support.settings_of_processes import PROCESSES
 
-STAGES = ("thinker", "talker", "code2wav", "dit")
+STAGES = ("thinker", "talker", "code2wav", "dit", "embedder")
 OURS = ("gateway", *STAGES)
 OF_STAGES = (*STAGES, "asr")  # containers; asr runs a thinker
 CONTAINERS = ("gateway", *OF_STAGES)
 PREFIXES = "QUARTET|OTEL|UCX|GRPC|HF|OMP|COMPOSE|TORCH|WHEELS|PROMETHEUS|GRAFANA|GATEWAY|THINKER|TALKER|CODE2WAV|DIT"
-PREFIXES += "|ASR"
+PREFIXES += "|ASR|EMBEDDER"
 NAME = re.compile(rf"(?<![A-Z0-9_])(?:{PREFIXES})_(?:[A-Z0-9_]|<[A-Z]+>)+")
 VALUE = "4711"
 
@@ -41,6 +41,9 @@ ARRIVES = {
     ],
     "QUARTET_DIT_MODEL": ["services.dit.environment.QUARTET_DIT_MODEL"],
     "QUARTET_DIT_MODEL_NAME": ["services.dit.environment.QUARTET_DIT_SERVED_MODEL_NAME"],
+    "QUARTET_EMBEDDER_MODEL": ["services.embedder.environment.QUARTET_EMBEDDER_MODEL"],
+    "QUARTET_EMBEDDER_MODEL_NAME": ["services.embedder.environment.QUARTET_EMBEDDER_SERVED_MODEL_NAME"],
+    "EMBEDDER_GPU_MEMORY_UTILIZATION": ["[gpu] services.embedder.environment.QUARTET_EMBEDDER_GPU_MEMORY_UTILIZATION"],
     "QUARTET_VOICE_MODEL": [
         f"[llm-tts] services.{stage}.environment.QUARTET_{stage.upper()}_MODEL" for stage in STAGES[1:3]
     ],
@@ -63,6 +66,7 @@ ARRIVES = {
         "[text] services.gateway.volumes",
         "[llm-tts] services.gateway.volumes",
         "[speech] services.gateway.volumes",
+        "[embeddings] services.gateway.volumes",
     ],
     "QUARTET_BIND": ["services.gateway.ports", "services.gateway.environment.QUARTET_GATEWAY_PUBLISHED_HOST"],
     "QUARTET_PORT": ["services.gateway.ports"],
@@ -188,6 +192,7 @@ def test_a_setting_that_is_not_set_is_left_to_the_process(files):
         empty = {variable for variable, value in environment.items() if not value}
         process = "thinker" if name == "asr" else name
         may_be = {"OTEL_EXPORTER_OTLP_ENDPOINT", f"QUARTET_{process.upper()}_SERVED_MODEL_NAME"}
+        may_be.add("QUARTET_EMBEDDER_MODEL")  # none comes along
         assert empty <= may_be
 
 

@@ -120,6 +120,10 @@ def grpcurl(command: Command) -> None:
 def docker(command: Command) -> None:
     """The files, services, images and containers that it names are there. `make test-compose` runs docker compose."""
     match command.words[1:]:
+        case ("compose", "run", "--rm", "--no-deps", "-v", mounted, name, "cp", "-r", source, target):
+            assert mounted.endswith(f":{source}:ro")
+            mounts = [each.split(":")[1] for each in COMPOSE["services"][name]["volumes"]]
+            assert target.startswith(tuple(f"{each}/" for each in mounts))
         case ("compose", *words):
             while words[0] == "-f":
                 assert (ROOT / words[1]).is_file()

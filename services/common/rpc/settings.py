@@ -124,7 +124,9 @@ class StageSettings(TlsSettings):
 
     changes_outputs: ClassVar[tuple[str, ...]] = ()
 
-    model: str = Field(description="checkpoint directory, hub id, or the name of a model that comes with Quartet")
+    model: str = Field(
+        min_length=1, description="checkpoint directory, hub id, or the name of a model that comes with Quartet"
+    )
     revision: str | None = Field(
         default=None, description="commit, branch or tag of a model of the hub; default: its newest commit"
     )

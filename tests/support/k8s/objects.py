@@ -15,6 +15,7 @@ from gateway.settings import GatewaySettings
 from services.code2wav.config import Code2WavSettings
 from services.common.rpc.settings import Settings
 from services.dit.config import DitSettings
+from services.embedder.config import EmbedderSettings
 from services.talker.config import TalkerSettings
 from services.thinker.config import ThinkerSettings
 
@@ -36,6 +37,7 @@ def settings_classes() -> dict[str, type[Settings]]:
         "code2wav": Code2WavSettings,
         "dit": DitSettings,
         "asr": ThinkerSettings,
+        "embedder": EmbedderSettings,
     }
 
 
