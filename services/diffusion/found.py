@@ -32,7 +32,7 @@ GUIDANCE = ("guidance_scale", "true_cfg_scale", "prior_guidance_scale")
 FRAMES = ("num_frames", "video_length", "frames")
 SECONDS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
 _TIMES = re.compile(r"^t$|(^|_)timesteps?(_ratio)?$")
-_NETS = ("controlnet", "adapter")  # components that read control images
+NETS = ("controlnet", "adapter")  # components that read control images
 _NOT_BROUGHT = ("control_video", "original_image")  # arguments without which calls fail
 _STARTS_FROM_A_PICTURE = re.compile(
     r"ImageToVideo|Image2Video|(Img|Depth)2Img|Inpaint|(?<!T)I2V|I2I|Edit|Pix2Pix|Upscale|SuperResolution|Refiner|VideoToWorld"
@@ -135,7 +135,7 @@ def first_of(cls: type, names: tuple[str, ...]) -> str:
 
 def _nets_of(cls: type) -> list[str]:
     wanted = inspect.signature(cls.__init__).parameters
-    return [name for name in _NETS if name in wanted]
+    return [name for name in NETS if name in wanted]
 
 
 def mask_of(cls: type) -> str:
@@ -194,31 +194,6 @@ def is_denoiser(cls: type) -> bool:
 def denoisers(pipeline: Any) -> dict[str, torch.nn.Module]:
     """Models that are called at each step, by their components' names."""
     return {name: part for name, part in pipeline.components.items() if part is not None and is_denoiser(type(part))}
-
-
-def control_images(pipeline: Any) -> int:
-    """Control images that a call reads, each with a net of its own."""
-    if not control_of(type(pipeline)):
-        return 0
-    nets = _loaded_nets(pipeline)
-    return len(nets) if nets else 1
-
-
-def _loaded_nets(pipeline: Any) -> list[torch.nn.Module]:
-    """Those that read the control images; empty: a denoiser does."""
-    loaded = [part for name in _NETS if (part := getattr(pipeline, name, None)) is not None]
-    return [net for part in loaded for net in getattr(part, "nets", None) or getattr(part, "adapters", None) or [part]]
-
-
-def needs_control_modes(pipeline: Any) -> bool:
-    """Whether its net reads several kinds of control images, so that a call must name theirs: `control_mode`."""
-    kinds = (getattr(net, "union", False) or hasattr(net.config, "num_control_type") for net in _loaded_nets(pipeline))
-    return "control_mode" in parameters_of(type(pipeline)) and any(kinds)
-
-
-def takes_several(pipeline: Any) -> bool:
-    """Whether the argument for control images is a list."""
-    return any(hasattr(getattr(pipeline, name, None), kind) for name in _NETS for kind in ("nets", "adapters"))
 
 
 def _configs(pipeline: Any) -> list[Any]:

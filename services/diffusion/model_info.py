@@ -4,7 +4,7 @@ import json
 import math
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.diffusion import found
+from services.diffusion import found, nets
 from services.diffusion.arguments import described
 from services.diffusion.config import PipelineSettings
 from services.diffusion.found import default_of, parameters_of
@@ -52,7 +52,7 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         max_prompt_tokens=family.max_prompt_tokens(pipe),
         max_images=family.images or int(bool(models.pipelines)),
         mask="inpaint" in models.pipelines,
-        control_images=found.control_images(pipe),
+        control_images=nets.control_images(pipe),
         denoisers=found.denoisers(pipe),
         arguments=[server_info_pb2.DitArgument(**facts) for facts in described(call)],
         without_previews=not family.listed,
@@ -117,8 +117,8 @@ def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int
     if info.sample_rate_hz and not family.listed:
         start.audio_s = min(_WARM_UP_AUDIO_S, info.max_audio_s)
     pictures = _warm_up_pictures(models, info, side, number) if side else Pictures()
-    if found.needs_control_modes(models.pipeline):
-        modes = [0] * info.control_images if found.takes_several(models.pipeline) else 0
+    if nets.needs_control_modes(models.pipeline):
+        modes = [0] * info.control_images if nets.takes_several(models.pipeline) else 0
         start.arguments = json.dumps({"control_mode": modes})
     return resolve(start, pictures, models, info)[0]
 

@@ -1,4 +1,4 @@
-"""ControlNets and T2I adapters of checkpoints of their own, and the pipeline class that calls them."""
+"""ControlNets and T2I adapters, which read control images: of a pipeline, or of checkpoints of their own."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from services.common.revisions import parted
 from services.diffusion.families import checkpoint_class
+from services.diffusion.found import NETS, control_of, parameters_of
 
 _OWN_KINDS = {"ControlNetUnionModel": "ControlNetUnion", "ControlNetXSAdapter": "ControlNetXS", "T2IAdapter": "Adapter"}
 """Class of a net -> what diffusers adds to the name of a pipeline that calls one. Of others it is "ControlNet"."""
@@ -57,3 +58,31 @@ def _class_of(net: str) -> str:
         reason = f"{net} is neither a directory nor a model of diffusers on the hub: {error}"
         raise ValueError(f"controlnet: {reason}") from None
     return str(config.get("_class_name"))
+
+
+# What follows reads a loaded pipeline.
+
+
+def control_images(pipeline: Any) -> int:
+    """Control images that a call reads, each with a net of its own."""
+    if not control_of(type(pipeline)):
+        return 0
+    nets = _loaded_nets(pipeline)
+    return len(nets) if nets else 1
+
+
+def _loaded_nets(pipeline: Any) -> list[torch.nn.Module]:
+    """Those that read the control images; empty: a denoiser does."""
+    loaded = [part for name in NETS if (part := getattr(pipeline, name, None)) is not None]
+    return [net for part in loaded for net in getattr(part, "nets", None) or getattr(part, "adapters", None) or [part]]
+
+
+def needs_control_modes(pipeline: Any) -> bool:
+    """Whether its net reads several kinds of control images, so that a call must name theirs: `control_mode`."""
+    kinds = (getattr(net, "union", False) or hasattr(net.config, "num_control_type") for net in _loaded_nets(pipeline))
+    return "control_mode" in parameters_of(type(pipeline)) and any(kinds)
+
+
+def takes_several(pipeline: Any) -> bool:
+    """Whether the argument for control images is a list."""
+    return any(hasattr(getattr(pipeline, name, None), kind) for name in NETS for kind in ("nets", "adapters"))

@@ -12,15 +12,8 @@ from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InvalidInput, require
 from services.diffusion.arguments import parse
 from services.diffusion.conditioning import Conditioning
-from services.diffusion.found import (
-    control_of,
-    default_of,
-    mask_of,
-    needs_control_modes,
-    parameters_of,
-    picture_of,
-    takes_several,
-)
+from services.diffusion.found import control_of, default_of, mask_of, parameters_of, picture_of
+from services.diffusion.nets import needs_control_modes, takes_several
 from services.diffusion.pipelines import Pipelines
 
 if TYPE_CHECKING:
