@@ -43,7 +43,6 @@ ARRIVES = {
     "QUARTET_DIT_MODEL_NAME": ["services.dit.environment.QUARTET_DIT_SERVED_MODEL_NAME"],
     "QUARTET_EMBEDDER_MODEL": ["services.embedder.environment.QUARTET_EMBEDDER_MODEL"],
     "QUARTET_EMBEDDER_MODEL_NAME": ["services.embedder.environment.QUARTET_EMBEDDER_SERVED_MODEL_NAME"],
-    "EMBEDDER_GPU_MEMORY_UTILIZATION": ["[gpu] services.embedder.environment.QUARTET_EMBEDDER_GPU_MEMORY_UTILIZATION"],
     "QUARTET_VOICE_MODEL": [
         f"[llm-tts] services.{stage}.environment.QUARTET_{stage.upper()}_MODEL" for stage in STAGES[1:3]
     ],

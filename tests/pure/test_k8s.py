@@ -275,7 +275,7 @@ def test_service_monitors_find_the_services(rendered):
             if _selects(monitor["spec"]["selector"], service["metadata"]["labels"]):
                 assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]
                 found.setdefault(service["metadata"]["name"], []).append(endpoint.get("path", "/metrics"))
-    assert found == {name: ["/metrics"] for name in PORTS if name != "asr"}
+    assert found == {name: ["/metrics"] for name in PORTS if name not in ("asr", "embedder")}
 
 
 def _selects(selector: Object, labels: dict[str, str]) -> bool:

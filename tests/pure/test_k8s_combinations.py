@@ -20,7 +20,7 @@ from tests.support.k8s.pool import pool_problems, split
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("cpu-demo", "single-gpu", "speech", "scaled")
 COMPONENTS = sorted(each.name for each in (K8S / "components").iterdir())
-CHOICES = ("dit", "text", "speech", "llm-tts", "asr-llm-tts")  # each of a pipeline
+CHOICES = ("dit", "text", "speech", "llm-tts", "asr-llm-tts", "embeddings")  # each of a pipeline
 HAS, WORKS, REFUSED = "has it", "works", "not offered"
 OWN = {
     "QUARTET_GATEWAY_STAGE",
@@ -98,13 +98,16 @@ def test_the_readme_says_what_goes_with_what(alone, refused) -> None:
 
 def test_refused_is_what_cannot_work(alone, refused) -> None:
     assert {pair for pair, found in alone.items() if found == REFUSED} == {
-        *(("cpu-demo", name) for name in ("dit", "asr-llm-tts")),  # no volume for their weights
-        *(("speech", name) for name in ("dit", "text", "llm-tts", "asr-llm-tts")),
-        *(("scaled", name) for name in ("text", "speech", "state", "llm-tts", "asr-llm-tts")),
+        *(("cpu-demo", name) for name in ("dit", "asr-llm-tts", "embeddings")),  # no volume for their weights
+        *(("speech", name) for name in ("dit", "text", "llm-tts", "asr-llm-tts", "embeddings")),
+        *(("scaled", name) for name in ("text", "speech", "state", "llm-tts", "asr-llm-tts", "embeddings")),
     }
     both_ways = {frozenset(pair) for pair in refused if pair[::-1] in refused}
-    assert both_ways == {frozenset(pair) for pair in itertools.combinations(CHOICES, 2)} | {frozenset({"tls", "ucx"})}
-    assert {pair for pair in refused if pair[::-1] not in refused} == {("tls", "dit"), ("tls", "asr-llm-tts")}
+    assert both_ways == {frozenset(pair) for pair in itertools.combinations(CHOICES, 2)} | {
+        frozenset({"ucx", other}) for other in ("tls", "embeddings")
+    }
+    changed = ("dit", "asr-llm-tts", "embeddings")  # by tls, behind them
+    assert {pair for pair in refused if pair[::-1] not in refused} == {("tls", name) for name in changed}
 
 
 @pytest.mark.long
@@ -119,7 +122,7 @@ def test_no_three_do_what_two_do_not(alone, refused, tmp_path: Path, overlay: st
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("namespace", ["", "elsewhere"])
 def test_an_own_overlay_is_whole_in_whatever_namespace(alone, tmp_path: Path, overlay: str, namespace: str) -> None:
-    left_out = ("text", "speech", "llm-tts", "asr-llm-tts", "tls")
+    left_out = ("text", "speech", "llm-tts", "asr-llm-tts", "embeddings", "tls")
     added = [name for name in COMPONENTS if alone[overlay, name] == WORKS and name not in left_out]
     given = {"namespace": namespace} if namespace else {}
     objects = build(with_components(tmp_path, overlay, [*added, "tls"] if "ucx" not in added else added, **given))
