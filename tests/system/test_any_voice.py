@@ -124,7 +124,8 @@ def test_the_documents_lines(tmp_path: Path) -> None:
         "quartet ": ".venv/bin/quartet ",
     }
     typist = Terminal(tmp_path, said, {})
-    up, asks = (line for line in commands_of("docs/any-model.md") if "--talker-model" in line or "--out" in line)
+    page = commands_of("docs/any-model.md")
+    up, asks = (line for line in page if "--talker-model" in line or "--out answer.wav" in line)
     pipeline = brief_pipeline(tmp_path, ASR_VOICED_PIPELINE)
     with typist.served(f"{up} --pipeline {pipeline}", "ready after"):
         assert typist.type(asks).strip()
