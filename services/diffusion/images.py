@@ -11,7 +11,7 @@ from services.common.media.calls import read as read_here
 from services.common.media.decoders import Decoders
 from services.common.rpc.requests import read_bytes
 from services.diffusion.config import PipelineSettings
-from services.diffusion.request import Pictures
+from services.diffusion.pictures import Pictures
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,8 +8,9 @@ from services.diffusion import found, nets
 from services.diffusion.arguments import described
 from services.diffusion.config import PipelineSettings
 from services.diffusion.found import default_of, parameters_of
+from services.diffusion.pictures import Pictures
 from services.diffusion.pipelines import Pipelines
-from services.diffusion.request import OutputSpec, Pictures, resolve
+from services.diffusion.request import OutputSpec, resolve
 
 _MAX_SIDE = 8192  # pixels, where the model takes that many
 _WARM_UP_SIDES = 4  # of the warm-up's output, in multiples of what sizes are multiples of

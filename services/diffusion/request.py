@@ -4,7 +4,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
@@ -14,6 +14,7 @@ from services.diffusion.arguments import parse
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.found import control_of, default_of, mask_of, parameters_of, picture_of
 from services.diffusion.nets import needs_control_modes, takes_several
+from services.diffusion.pictures import Pictures
 from services.diffusion.pipelines import Pipelines
 
 if TYPE_CHECKING:
@@ -28,14 +29,6 @@ MOST_OF_A_TOKEN = 64  # characters: a prompt with more for each of its tokens is
 MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
 _SEEDS = 1 << 64
 _LANCZOS = 1  # PIL's filter, and that of diffusers
-
-
-class Pictures(NamedTuple):
-    """Those of a request, decoded; see DitStart."""
-
-    images: "Sequence[Image]" = ()
-    mask: "Image | None" = None
-    controls: "Sequence[Image]" = ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2
-from services.diffusion.request import OutputSpec, Pictures, check, resolve
+from services.diffusion.pictures import Pictures
+from services.diffusion.request import OutputSpec, check, resolve
 from services.dit.__main__ import start_engine
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
