@@ -18,7 +18,7 @@ from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest
 from gateway.answers.tools.events import image_url
-from gateway.errors import from_error, in_own_terms, invalid
+from gateway.errors import in_own_terms, invalid
 from gateway.media.check import MediaFile, image_pixels, load_media
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
@@ -141,10 +141,9 @@ async def begin(gateway: Gateway, stage: Stage, start: DitStart, inputs: InputIm
 
     Raises:
         ApiError: 400 naming the first image at fault, a number of control images that the model does not take, or
-            beyond the pixels of one request; 503, the stage does not serve; 504, too slow.
+            beyond the pixels of one request; 504, too slow.
     """
-    if stage.info is None:
-        raise from_error(stage.kind, stage.unavailable())
+    assert stage.info is not None, "`image_facts` has looked at it"
     if len(inputs.controls) != (wanted := stage.info.dit.control_images):
         takes = f"this model needs {wanted}" if wanted else "this model takes none; leave it out"
         raise invalid("quartet.dit.control_images", f"there are {len(inputs.controls)}; {takes}")

@@ -46,6 +46,7 @@ _MULTIPLES = (1, 2, 4, 8, 16)
 Parameters = Mapping[str, inspect.Parameter]
 
 
+@cache
 def parameters_of(cls: type) -> Parameters:
     """Arguments of the pipeline's call."""
     return {name: each for name, each in inspect.signature(cls.__call__).parameters.items() if name != "self"}
@@ -53,7 +54,7 @@ def parameters_of(cls: type) -> Parameters:
 
 def default_of(pipeline: type[DiffusionPipeline], argument: str) -> Any:
     """Default of an argument of the pipeline's call; None if it has none."""
-    parameter = inspect.signature(pipeline.__call__).parameters.get(argument)
+    parameter = parameters_of(pipeline).get(argument)
     return None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
 
 

@@ -71,10 +71,18 @@ def control_images(pipeline: Any) -> int:
     return len(nets) if nets else 1
 
 
-def _loaded_nets(pipeline: Any) -> list[torch.nn.Module]:
-    """Those that read the control images; empty: a denoiser does."""
-    loaded = [part for name in NETS if (part := getattr(pipeline, name, None)) is not None]
-    return [net for part in loaded for net in getattr(part, "nets", None) or getattr(part, "adapters", None) or [part]]
+def _loaded(pipeline: Any) -> list[torch.nn.Module]:
+    """Its components that read control images; empty: a denoiser does."""
+    return [part for name in NETS if (part := getattr(pipeline, name, None)) is not None]
+
+
+def _members(part: torch.nn.Module) -> Any:
+    """The nets of several that are one component; None: it is one net."""
+    return getattr(part, "nets", None) or getattr(part, "adapters", None)
+
+
+def _loaded_nets(pipeline: Any) -> list[Any]:
+    return [net for part in _loaded(pipeline) for net in _members(part) or [part]]
 
 
 def needs_control_modes(pipeline: Any) -> bool:
@@ -85,4 +93,4 @@ def needs_control_modes(pipeline: Any) -> bool:
 
 def takes_several(pipeline: Any) -> bool:
     """Whether the argument for control images is a list."""
-    return any(hasattr(getattr(pipeline, name, None), kind) for name in NETS for kind in ("nets", "adapters"))
+    return any(map(_members, _loaded(pipeline)))

@@ -232,12 +232,12 @@ class DitEngine(ThreadedEngine):
         calls = [output.call for output in batch if output.call is not None]
         point = calls[0].point
         arguments = join(point.rules, [call.arguments for call in calls])
-        made = None if self._made is None else [MadeCall.before(point, call.arguments) for call in calls]
+        made = [] if self._made is None else [MadeCall.before(point, call.arguments) for call in calls]
         with self.models.set_up(batch[0].spec.loras, batch[0], calls[0]):
             result = self.models.run(point, arguments, batch[0].spec.loras)
         if self.models.device.type == "cuda":
             torch.cuda.synchronize(self.models.device)  # so that time spent is time spent
-        if self._made is not None and made is not None:
+        if self._made is not None:
             self._made += [call.after(result) for call in made]
         return split(result, [call.samples for call in calls], point.rules.layered)
 

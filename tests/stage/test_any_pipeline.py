@@ -21,7 +21,7 @@ from services.dit.__main__ import warm_up
 from services.dit.config import DitSettings
 from services.dit.models import load_pipeline
 from services.dit.output import Done, Started
-from tests.support.stage.dit_engine import Bench, bench, fresh
+from tests.support.stage.dit_engine import Bench, bench, check_shared_steps, fresh
 from tests.support.weights import unlisted
 from tests.support.weights.unlisted import unlisted_checkpoint
 
@@ -134,13 +134,7 @@ def test_steps_are_shared_by_rules_that_were_learned(build: Callable[[], Any]) -
             order(dit, asked | {"prompt": prompt, "seed": steps, "num_inference_steps": steps})[0]
             for prompt, steps in (("a red fox", 2), ("a house by the sea", 4), ("x", 3))
         ]
-        alone = [dit.make([each])[0] for each in orders]
-        warm_up(dit.engine)
-        assert (dit.info.batched, dit.info.not_batched) == (True, "")
-        watched = dit.submit_together(orders)
-        for mine, before in zip(dit.finish(watched), alone, strict=True):
-            assert (mine - before).abs().max() < 1e-4
-        assert set(watched[0].batches) == {3}
+        check_shared_steps(dit, orders)
     with bench(unlisted_checkpoint(build), default_size=None, max_batch=1) as dit:
         warm_up(dit.engine)
         assert (dit.info.batched, dit.info.not_batched) == (False, "max_batch=1")

@@ -19,7 +19,7 @@ from services.dit.__main__ import warm_up
 from services.dit.config import DitSettings
 from services.dit.models import load_pipeline
 from services.dit.output import Done
-from tests.support.stage.dit_engine import Bench, bench
+from tests.support.stage.dit_engine import Bench, bench, check_shared_steps
 from tests.support.weights import unlisted
 from tests.support.weights.checkpoints import diffusion_checkpoint
 from tests.support.weights.unlisted import unlisted_checkpoint
@@ -96,13 +96,7 @@ def test_requests_of_other_control_images_share_steps(builds: list[Callable[[], 
             )[0]
             for prompt, steps in (("a red fox", 2), ("a house by the sea", 4), ("x", 3))
         ]
-        alone = [dit.make([each])[0] for each in orders]
-        warm_up(dit.engine)
-        assert (dit.info.batched, dit.info.not_batched) == (True, "")
-        watched = dit.submit_together(orders)
-        for mine, before in zip(dit.finish(watched), alone, strict=True):
-            assert (mine - before).abs().max() < 1e-4
-        assert set(watched[0].batches) == {3}
+        check_shared_steps(dit, orders)
 
 
 def test_edits_have_control_images_too(dit: Bench, nets: list[str]) -> None:

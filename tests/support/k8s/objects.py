@@ -22,8 +22,15 @@ from services.thinker.config import ThinkerSettings
 Object = dict[str, Any]
 ROOT = Path(__file__).parents[3]
 USER = 10001
-PORTS = {"thinker": 50051, "talker": 50052, "code2wav": 50053, "dit": 50054, "asr": 50051, "embedder": 50057}
-PORTS["gateway"] = 8000
+PORTS = {
+    "thinker": 50051,
+    "talker": 50052,
+    "code2wav": 50053,
+    "dit": 50054,
+    "asr": 50051,
+    "embedder": 50057,
+    "gateway": 8000,
+}
 IMAGES = {name: f"quartet-{name}" for name in PORTS} | {"asr": "quartet-thinker"}
 SERVICES = {kind.name: kind.service for kind in KINDS.values()}  # full names of the stages' gRPC services
 SERVICES["asr"] = SERVICES["thinker"]

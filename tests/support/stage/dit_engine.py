@@ -15,7 +15,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from quartet.v1 import dit_pb2
 from services.diffusion.pictures import Pictures
 from services.diffusion.request import OutputSpec, check, resolve
-from services.dit.__main__ import start_engine
+from services.dit.__main__ import start_engine, warm_up
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
 from services.dit.output import Done, Event, Failed, Output, Progress
@@ -144,6 +144,18 @@ def bench(checkpoint: Path, **settings: Any) -> Iterator[Bench]:
     finally:
         engine.stop()
         _AttentionBackendRegistry.set_active_backend(backend)  # diffusers keeps one for the whole process
+
+
+def check_shared_steps(dit: Bench, orders: Sequence[OutputSpec]) -> None:
+    """At its start the engine learns to share steps; then all of the orders, the least steps first, give within
+    rounding what each gave alone before."""
+    alone = [dit.make([each])[0] for each in orders]
+    warm_up(dit.engine)
+    assert (dit.info.batched, dit.info.not_batched) == (True, "")
+    watched = dit.submit_together(orders)
+    for mine, before in zip(dit.finish(watched), alone, strict=True):
+        assert (mine - before).abs().max() < 1e-4
+    assert set(watched[0].batches) == {len(orders)}
 
 
 def reference(pipeline: Any, order: OutputSpec) -> torch.Tensor:
