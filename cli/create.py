@@ -83,6 +83,8 @@ def video(
     out: Annotated[Path, typer.Option(help=".mp4 file")],
     url: Url = LOCAL,
     image: Annotated[Path | None, file_option("the first frame")] = None,
+    video: Annotated[Path | None, file_option("to start from")] = None,
+    control_video: Annotated[Path | None, file_option("for a model that needs one, such as of edges or poses")] = None,
     seconds: Seconds = None,
     frames: Annotated[int | None, typer.Option(help="length in frames, instead of --seconds")] = None,
     size: Size = None,
@@ -99,7 +101,9 @@ def video(
         raise typer.BadParameter("says the same as --seconds; give one of the two", param_hint="--frames")
     body = _body(ctx.params, num_frames=frames)
     with client_with_bar("sending", url, api_key) as (client, report):
-        finished = make_video(client, body, files("input_reference", [image] if image else ()), report, out)
+        sent = {"input_reference": image, "video": video, "control_video": control_video}
+        uploads = [each for name, file in sent.items() if file for each in files(name, [file])]
+        finished = make_video(client, body, uploads, report, out)
     how = finished["quartet"]
     length = f"{how['num_frames']} frames, {how['frames_per_second']:g} a second"
     typer.echo(f"wrote {out}: {finished['size']}, {length}, seed {how['seed']}")

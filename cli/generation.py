@@ -82,7 +82,7 @@ def make_video(
 
     Args:
         body: members of POST /v1/videos.
-        uploads: the first frame, if any.
+        uploads: files that it is made of.
     """
     video = check(client.post("/v1/videos", **payload(body, uploads))).json()
     path = f"/v1/videos/{video['id']}"

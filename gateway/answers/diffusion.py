@@ -67,6 +67,16 @@ class ImagePipelineOptions(PipelineOptions):
     )
 
 
+class VideoPipelineOptions(PipelineOptions):
+    video: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="https, http or data URL of a video to start from, for models that take one"
+    )
+    control_video: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="https, http or data URL of a video that says where things are, for models that need one",
+    )
+
+
 class DiffusionExtras(Strict):
     dit: PipelineOptions | None = None
 
@@ -161,6 +171,10 @@ class ImageMembers(Strict):
 
 class ImageOptions(ImageMembers, DiffusionMembers, ImagePipelineOptions):
     """`quartet.dit` of a chat request."""
+
+
+class VideoExtras(DiffusionExtras):
+    dit: VideoPipelineOptions | None = None
 
 
 class ImageExtras(DiffusionExtras):

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,7 +18,7 @@ from gateway.answers.video_store import VideoJob, VideoStore
 from gateway.errors import ApiError, from_error
 from gateway.media.encode import LAYOUTS, MAX_SIDE_PIXELS
 from gateway.media.video_file import VideoFile
-from gateway.pipeline.dit import Misfit, Pieces, generate, to_numpy
+from gateway.pipeline.dit import Misfit, Pieces, generate, media_of, to_numpy
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from quartet.v1 import dit_pb2
@@ -79,12 +79,18 @@ class VideoJobs:
         self._encoders.shutdown()
 
     async def submit(
-        self, video: VideoJob, stage: Stage, start: dit_pb2.DitStart, media: bytes | None, on_end: Callable[[], object]
+        self,
+        video: VideoJob,
+        stage: Stage,
+        start: dit_pb2.DitStart,
+        media: Sequence[bytes],
+        on_end: Callable[[], object],
     ) -> None:
         """Accepts a job; once this returns, no crash can lose it.
 
         Args:
-            start: without image data.
+            start: its files have no data.
+            media: the files of `media_of(start)`.
             on_end: called at the job's end, however it ends.
 
         Raises:
@@ -102,9 +108,9 @@ class VideoJobs:
         job.task.add_done_callback(lambda _: (self._jobs.pop(video.id, None), self.store.live.pop(video.id, None)))
         job.task.add_done_callback(lambda _: on_end())
         try:
-            if media is not None:
-                # on disk: images of waiting jobs must not take the container's memory
-                await asyncio.to_thread(self.store.input(video.id).write_bytes, media)
+            for path, file in zip(self.store.inputs(video.id), media, strict=False):
+                # on disk: files of waiting jobs must not take the container's memory
+                await asyncio.to_thread(path.write_bytes, file)
             await self.store.add(video)
         except BaseException:
             job.task.cancel()
@@ -178,8 +184,8 @@ class VideoJobs:
 
     async def _make_when_taken(self, job: _VideoTask) -> None:
         """Asks again while the stage is full or down, and keeps its place: later jobs need the same stage."""
-        path = self.store.input(job.video.id)
-        media = [await asyncio.to_thread(path.read_bytes)] if job.start.images else []
+        paths = self.store.inputs(job.video.id)[: len(media_of(job.start))]
+        media = [await asyncio.to_thread(path.read_bytes) for path in paths]
         while True:
             try:
                 async with asyncio.timeout(self._settings.video_timeout_s):

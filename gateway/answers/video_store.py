@@ -22,7 +22,8 @@ log = structlog.get_logger()
 
 @dataclass
 class VideoJob:
-    """Times are Unix seconds; `expires_at` is set at its end. `owner` names the API key that made it."""
+    """Times are Unix seconds; `expires_at` is set at its end. `owner` names the API key that made it. `remixed_from` is
+    the id of the video that it is made from."""
 
     id: str
     model: str
@@ -40,6 +41,7 @@ class VideoJob:
     error_code: str | None = None
     error_message: str | None = None
     owner: str | None = None
+    remixed_from: str | None = None
 
 
 _COLUMNS = [field.name for field in fields(VideoJob)]
@@ -52,14 +54,18 @@ CREATE TABLE videos (
     progress INTEGER NOT NULL, created_at INTEGER NOT NULL, completed_at INTEGER, expires_at REAL,
     width INTEGER NOT NULL, height INTEGER NOT NULL, frames INTEGER NOT NULL, frames_per_second REAL NOT NULL,
     seed TEXT, -- up to 2^64 - 1, more than SQLite's integers
-    error_code TEXT, error_message TEXT, owner TEXT
+    error_code TEXT, error_message TEXT, owner TEXT, remixed_from TEXT
 );
 CREATE INDEX videos_by_end ON videos (expires_at);
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 COMMIT;
 """
 # By a directory's version, the statements that lead to the next.
-_MIGRATIONS = {1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;"}
+_MIGRATIONS = {
+    1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;",
+    2: "BEGIN; ALTER TABLE videos ADD COLUMN remixed_from TEXT; PRAGMA user_version = 3; COMMIT;",
+}
+_MAX_INPUTS = 2  # an image or a video, and a control video
 
 
 class VideoStore(Store):
@@ -88,9 +94,9 @@ class VideoStore(Store):
     def part(self, video_id: str) -> Path:
         return self.directory / f"{video_id}.part"
 
-    def input(self, video_id: str) -> Path:
-        """The input image of a waiting job."""
-        return self.directory / f"{video_id}.input"
+    def inputs(self, video_id: str) -> list[Path]:
+        """Places for the files that come with a waiting job."""
+        return [self.directory / f"{video_id}.{number}.input" for number in range(_MAX_INPUTS)]
 
     async def add(self, video: VideoJob) -> None:
         names, marks = ", ".join(_COLUMNS), ", ".join(f":{name}" for name in _COLUMNS)
@@ -118,10 +124,10 @@ class VideoStore(Store):
 
     async def remove(self, video_id: str) -> None:
         await self.delete("DELETE FROM videos WHERE id = ?", (video_id,))
-        await self.run(_unlink, self.file(video_id), self.part(video_id), self.input(video_id))
+        await self.run(_unlink, self.file(video_id), self.part(video_id), *self.inputs(video_id))
 
     async def remove_unfinished(self, video_id: str) -> None:
-        await self.run(_unlink, self.part(video_id), self.input(video_id))
+        await self.run(_unlink, self.part(video_id), *self.inputs(video_id))
 
     async def remove_expired(self) -> int:
         """Returns their number."""

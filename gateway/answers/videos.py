@@ -3,11 +3,12 @@
 import time
 import uuid
 from collections.abc import Callable
-from typing import Annotated, Any, Self
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gateway.answers.diffusion import DiffusionRequest, fill_size, require_info
+from gateway.answers.diffusion import DiffusionRequest, VideoExtras, fill_size, require_info
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_store import VideoJob
 from gateway.errors import in_own_terms, invalid
@@ -15,7 +16,7 @@ from gateway.media.check import MediaFile, load_media
 from gateway.validation import Positive, Strict
 from quartet.v1 import dit_pb2, server_info_pb2
 
-TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO)
+TASKS = (dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO, dit_pb2.DIT_TASK_VIDEO_TO_VIDEO)
 
 
 def _number(value: Any) -> Any:
@@ -39,6 +40,12 @@ class InputReference(Strict):
         return self
 
 
+class VideoReference(Strict):
+    """A finished video of this server."""
+
+    id: Annotated[str, Field(min_length=1, max_length=100)]
+
+
 class VideoRequest(DiffusionRequest):
     """A video to be made: OpenAI's members, and those of the diffusion transformer."""
 
@@ -46,14 +53,25 @@ class VideoRequest(DiffusionRequest):
     num_frames: Positive | None = Field(default=None, description="instead of seconds")
     size: str | None = Field(default=None, description="WIDTHxHEIGHT in pixels; default: the model's")
     input_reference: InputReference | None = None
+    quartet: VideoExtras | None = None
 
-    def video_start(self, info: server_info_pb2.DitInfo) -> dit_pb2.DitStart:
-        """The stage's start message, without the image. Raises ApiError: 400 naming the member at fault."""
+    def linked(self, name: Literal["video", "control_video"]) -> MediaFile | None:
+        """The file that a member of `quartet.dit` names."""
+        url = self.quartet and self.quartet.dit and getattr(self.quartet.dit, name)
+        return MediaFile(f"quartet.dit.{name}", "video", url) if url else None
+
+    def video_start(self, info: server_info_pb2.DitInfo, of_a_video: bool = False) -> dit_pb2.DitStart:
+        """The stage's start message, without files. Raises ApiError: 400 naming the member at fault.
+
+        Args:
+            of_a_video: whether the frames are those of a video that comes with it.
+        """
         start = self.start(info)
         start.pixel_format = dit_pb2.PIXEL_FORMAT_UINT8
         if self.size is not None:
             fill_size(start, self.size, info, "H.264")
-        start.num_frames = self._frames(info)
+        if not of_a_video or self.num_frames is not None or self.seconds is not None:
+            start.num_frames = self._frames(info)
         return start
 
     def _frames(self, info: server_info_pb2.DitInfo) -> int:
@@ -76,10 +94,51 @@ class VideoRequest(DiffusionRequest):
         return frames
 
 
+class VideoEditRequest(VideoRequest):
+    """A video to be made of another one."""
+
+    video: VideoReference | None = Field(
+        default=None, description="a finished video of this server; in a form also a file"
+    )
+
+
+@dataclass(frozen=True)
+class VideoInputs:
+    """Files that come with a request. `source`: the video of this server that `video` is."""
+
+    image: MediaFile | None = None
+    video: MediaFile | None = None
+    control_video: MediaFile | None = None
+    source: VideoJob | None = None
+
+    @property
+    def files(self) -> list[MediaFile]:
+        """In the stage's order."""
+        return [file for file in (self.image, self.video, self.control_video) if file is not None]
+
+    def check(self, info: server_info_pb2.DitInfo) -> None:
+        """Raises ApiError: 400, the model takes other files."""
+        tasks, image, video, control = info.tasks, self.image, self.video, self.control_video
+        if image is not None and video is not None:
+            raise invalid(video.field, "is there with input_reference; send one of the two")
+        if image is not None and dit_pb2.DIT_TASK_IMAGE_TO_VIDEO not in tasks:
+            raise invalid(image.field, "this model makes no videos of an image; leave it out")
+        if video is not None and dit_pb2.DIT_TASK_VIDEO_TO_VIDEO not in tasks:
+            raise invalid(video.field, "this model makes no videos of a video; leave it out")
+        if image is None and video is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in tasks:
+            animates = dit_pb2.DIT_TASK_IMAGE_TO_VIDEO in tasks
+            field = "input_reference" if animates else "quartet.dit.video"
+            reason = f"this model {'animates an image' if animates else 'changes a video'}"
+            raise invalid(field, f"required: {reason}", "missing_required_parameter")
+        if (control is not None) != info.control_video:
+            wanted = "takes none; leave it out" if control is not None else "needs one, which says where things are"
+            raise invalid("quartet.dit.control_video", f"this model {wanted}")
+
+
 async def submit_video(
     gateway: Gateway,
     request: VideoRequest,
-    image: MediaFile | None,
+    inputs: VideoInputs,
     owner: str | None,
     on_end: Callable[[], object],
     log: dict[str, Any],
@@ -92,14 +151,16 @@ async def submit_video(
     stage, jobs = gateway.catalog.stage_for("video", gateway.catalog.meant(request.model, "video")), gateway.videos
     assert jobs is not None, "there are jobs where a stage makes videos"
     info = require_info(stage, TASKS, "videos")
-    start = request.video_start(info)
-    if image is None and dit_pb2.DIT_TASK_TEXT_TO_VIDEO not in info.tasks:
-        raise invalid("input_reference", "required: this model animates an image", "missing_required_parameter")
-    if image is not None:
-        if dit_pb2.DIT_TASK_IMAGE_TO_VIDEO not in info.tasks:
-            raise invalid("input_reference", "this model makes videos of a prompt alone; leave it out")
-        await load_media(gateway.fetcher, [image])
-        start.images.add(field=image.field)
+    inputs.check(info)
+    source, changes = inputs.source, inputs.video is not None and not info.continues_video
+    start = request.video_start(info, changes or inputs.control_video is not None)
+    await load_media(gateway.fetcher, inputs.files)
+    if inputs.image is not None:
+        start.images.add(field=inputs.image.field)
+    if inputs.video is not None:
+        start.video.field = inputs.video.field
+    if inputs.control_video is not None:
+        start.control_video.field = inputs.control_video.field
     video = VideoJob(
         id=f"video_{uuid.uuid4().hex}",
         model=gateway.catalog.model_of(stage) or "",
@@ -109,15 +170,16 @@ async def submit_video(
         created_at=int(time.time()),
         width=start.width or info.default_width,
         height=start.height or info.default_height,
-        frames=start.num_frames,
+        frames=start.num_frames or (source.frames if source is not None else 0),
         frames_per_second=info.frames_per_second,
         seed=str(request.seed) if request.seed is not None else None,
         owner=owner,
+        remixed_from=source and source.id,
     )
     start.request_id = video.id
     log |= {"video": video.id, "frames": video.frames}
     with in_own_terms():
-        await jobs.submit(video, stage, start, image and image.content, on_end=on_end)
+        await jobs.submit(video, stage, start, [file.content for file in inputs.files], on_end=on_end)
     return video
 
 
@@ -131,7 +193,7 @@ def video_object(video: VideoJob) -> dict[str, Any]:
         "expires_at": None if video.expires_at is None else int(video.expires_at),
         "seconds": f"{video.frames / (video.frames_per_second or 1):.4g}",
         "size": f"{video.width}x{video.height}",
-        "remixed_from_video_id": None,
+        "remixed_from_video_id": video.remixed_from,
         "error": error,
         "quartet": {
             "seed": None if video.seed is None else int(video.seed),

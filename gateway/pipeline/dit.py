@@ -61,10 +61,19 @@ def settle(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
         start.num_inference_steps = info.default_inference_steps
     if not start.HasField("guidance_scale"):
         start.guidance_scale = info.default_guidance_scale
-    if not start.width and not start.images and not start.control_images:
+    if not start.width and not media_of(start):
         start.width, start.height = info.default_width, info.default_height
-    start.num_frames = start.num_frames or info.default_frames
+    if not (start.HasField("control_video") or (start.HasField("video") and not info.continues_video)):
+        start.num_frames = start.num_frames or info.default_frames
     start.audio_s = start.audio_s or info.default_audio_s
+
+
+def media_of(start: dit_pb2.DitStart) -> list[media_pb2.Media]:
+    """The files that come with it, in the order in which they are sent."""
+    mask, video, control_video = (
+        [getattr(start, name)] if start.HasField(name) else [] for name in ("mask", "video", "control_video")
+    )
+    return [*start.images, *mask, *start.control_images, *video, *control_video]
 
 
 async def generate(
@@ -75,8 +84,8 @@ async def generate(
     If a replica is lost before the first preview or piece, another replica's responses follow from the beginning, once.
 
     Args:
-        start: images, mask and control images have no data.
-        media: files of the images, of the mask, of the control images.
+        start: its files have no data.
+        media: the files of `media_of(start)`.
         timeout_s: longest that all calls may take.
 
     Raises:
@@ -123,10 +132,11 @@ async def _attempt(
     """The responses of one try. The leases are of the dit and, maybe, its encoder."""
     dit, *encoders = leases
     announced = deepcopy(start)
-    mask = [announced.mask] if announced.HasField("mask") else []
-    parts = [*announced.images, *mask, *announced.control_images]
-    for part, file in zip(parts, media, strict=True):
-        part.kind, part.size_bytes = media_pb2.MEDIA_KIND_IMAGE, len(file)
+    parts = media_of(announced)
+    pictures = len(parts) - announced.HasField("video") - announced.HasField("control_video")
+    for i, (part, file) in enumerate(zip(parts, media, strict=True)):
+        part.kind = media_pb2.MEDIA_KIND_IMAGE if i < pictures else media_pb2.MEDIA_KIND_VIDEO
+        part.size_bytes = len(file)
     prompt = _read_from(encoders[0].replica, announced, dit.stage) if encoders else None
     call = dit.replica.call(announced, media, timeout_s)
     encoding = prompt and asyncio.create_task(_encode(encoders[0].replica, prompt, media, timeout_s, call))

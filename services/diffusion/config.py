@@ -37,7 +37,12 @@ class PipelineSettings(StageSettings):
         description="most pixels of a request's pictures together: each takes 3 bytes while the request waits, so the "
         "default is 96 MB a request",
     )
-
+    max_request_video_pixels: int = Field(
+        default=64_000_000,
+        ge=1,
+        description="most pixels of the frames of a request's own video, scaled for the output: each takes 3 bytes "
+        "while the request waits, so the default is 192 MB a request",
+    )
     decoding_memory_bytes: int = Field(
         default=1024 * 1024 * 1024,
         ge=64 * 1024 * 1024,

@@ -101,7 +101,8 @@ class Family:
         negative: whether it takes `negative_prompt`.
         images: most pictures it takes itself.
         needs_image, needs_mask: whether a call without one fails.
-        edit, inpaint: diffusers' classes for that, with the same components.
+        from_video: whether it takes a video to start from; `needs_video`: whether a call without one fails.
+        edit, inpaint, of_video: diffusers' classes for that, with the same components.
         fps: frames a second.
         size: default (width, height) in pixels, by the loaded pipeline; 0: the pipeline's own, which is not known.
         size_multiple: of width and height, in pixels, by the loaded pipeline.
@@ -122,8 +123,11 @@ class Family:
     images: int
     needs_image: bool
     needs_mask: bool
+    from_video: bool
+    needs_video: bool
     edit: str | None
     inpaint: str | None
+    of_video: str | None
     fps: float
     size: Callable[[Any], tuple[int, int]] = found.own_size
     size_multiple: Callable[[Any], int] = found.size_multiple
@@ -204,8 +208,8 @@ def family_of(pipeline: type[DiffusionPipeline]) -> Family:
     if reason := found.why_not(pipeline):
         other = found.sibling(name)
         raise ValueError(
-            f"{name} {reason}; served are classes that make images, video or sound from a prompt, with images and a "
-            f"mask where they take them{f', such as {other}' if other else ''}"
+            f"{name} {reason}; served are classes that make images, video or sound from a prompt, with images, a "
+            f"mask or a video where they take them{f', such as {other}' if other else ''}"
         )
     result, parameters = found.result_of(pipeline), found.parameters_of(pipeline)
     assert result is not None
@@ -220,8 +224,11 @@ def family_of(pipeline: type[DiffusionPipeline]) -> Family:
         "images": int(bool(found.picture_of(pipeline))),
         "needs_image": found.needs_picture(pipeline),
         "needs_mask": bool(found.mask_of(pipeline)),
+        "from_video": bool(found.video_of(pipeline)),
+        "needs_video": found.needs_video(pipeline),
         "edit": found.variant(pipeline, "Img2Img"),
         "inpaint": found.variant(pipeline, "Inpaint"),
+        "of_video": found.variant(pipeline, "VideoToVideo"),
         "fps": found.frames_per_second(pipeline),
         "scales": row is not None,
     }

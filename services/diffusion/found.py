@@ -33,13 +33,19 @@ FRAMES = ("num_frames", "video_length", "frames")
 SECONDS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
 _TIMES = re.compile(r"^t$|(^|_)timesteps?(_ratio)?$")
 NETS = ("controlnet", "adapter")  # components that read control images
-_NOT_BROUGHT = ("control_video", "original_image")  # arguments without which calls fail
+_CONTROL_VIDEOS = ("control_video", "conditioning_frames")
+LABELS = "class_labels"  # the argument for numbers of classes
+_CLASSES = ("num_embeds_ada_norm", "num_class_embeds")  # of a config: how many there are
+# Arguments without which calls fail.
+_NOT_BROUGHT = ("original_image", "mask_video", "pose_video", "controlnet_frame_indices")
 _STARTS_FROM_A_PICTURE = re.compile(
     r"ImageToVideo|Image2Video|(Img|Depth)2Img|Inpaint|(?<!T)I2V|I2I|Edit|Pix2Pix|Upscale|SuperResolution|Refiner|VideoToWorld"
 )
+_STARTS_FROM_A_VIDEO = re.compile(r"VideoToVideo|V2V")
 _STARTS_FROM_ELSE = re.compile(r"VideoToVideo|V2V|VACE|AudioToAudio")
-_OF_REQUESTS = ("prompt", "image", "mask_image", "control_image", "control_mask", "height", "width")
-_REQUESTS_BRING = {*_OF_REQUESTS, "num_inference_steps", "generator"}
+_CONTINUE = ("image", "overlap_history")  # arguments of calls that continue a video
+_OF_REQUESTS = ("prompt", "image", "mask_image", "control_image", "control_mask", "video", "height", "width")
+_REQUESTS_BRING = {*_OF_REQUESTS, *_CONTROL_VIDEOS, LABELS, "num_inference_steps", "generator"}
 _LEAST_TOKENS_OF_NO_LIMIT = 1 << 20  # tokenizers without a limit state a huge one
 _MULTIPLES = (1, 2, 4, 8, 16)
 
@@ -88,18 +94,21 @@ def why_not(cls: type) -> str | None:
     if result is None:
         return "makes no images, video or sound"
     parameters = parameters_of(cls)
-    if "prompt" not in parameters and not ("image" in parameters and _is_required(parameters["image"])):
+    starts_from_a_picture = "image" in parameters and _is_required(parameters["image"])
+    if "prompt" not in parameters and not starts_from_a_picture and not takes_labels(cls):
         return "takes no prompt"
     if "num_inference_steps" not in parameters:
         return "takes no number of denoising steps"
     lacking = [name for name in _NOT_BROUGHT if name in parameters]
-    if not control_of(cls) and mask_of(cls) != "control_mask":
+    lacking += [name for name in _CONTROL_VIDEOS if name in parameters and not _takes_frames(cls, name)]
+    if not control_of(cls) and not control_video_of(cls) and mask_of(cls) != "control_mask":
         lacking += _nets_of(cls)
     if lacking:
         return f"needs something for its {lacking[0]}"
-    if not picture_of(cls) and (_STARTS_FROM_ELSE.search(cls.__name__) or needs_picture(cls)):
-        return "needs something other than an image to start from"
-    if RESULTS[result] == "video" and not any(name in parameters for name in FRAMES):
+    if not (picture_of(cls) or video_of(cls)) and (_STARTS_FROM_ELSE.search(cls.__name__) or needs_picture(cls)):
+        return "needs something other than an image or a video to start from"
+    from_a_video = video_of(cls) or control_video_of(cls)
+    if RESULTS[result] == "video" and not from_a_video and not any(name in parameters for name in FRAMES):
         return "takes no number of frames"
     if RESULTS[result] == "sound" and not any(name in parameters for name in SECONDS):
         return "takes no length of a sound"
@@ -158,19 +167,54 @@ def control_of(cls: type) -> str:
     return first_of(cls, ("control_image", *(("image",) if _nets_of(cls) else ())))
 
 
+def video_of(cls: type) -> str:
+    """The argument for a video to start from; empty: there is none."""
+    return "video" if _takes_frames(cls, "video") else ""
+
+
+def control_video_of(cls: type) -> str:
+    """The argument for a video that says where things are; empty: there is none."""
+    return next((name for name in _CONTROL_VIDEOS if _takes_frames(cls, name)), "")
+
+
+def _takes_frames(cls: type, name: str) -> bool:
+    """Whether an argument is a list of pictures; some classes take a video as a tensor of a form of their own."""
+    return "list[" in str(parameters_of(cls)[name].annotation).lower() if name in parameters_of(cls) else False
+
+
+def needs_video(cls: type) -> bool:
+    """Whether a call without a video to start from fails."""
+    video = video_of(cls)
+    return bool(video) and (_is_required(parameters_of(cls)[video]) or bool(_STARTS_FROM_A_VIDEO.search(cls.__name__)))
+
+
+def continues_video(cls: type) -> bool:
+    """Whether calls continue the video that they start from; otherwise its frames become others."""
+    return bool(video_of(cls)) and bool(first_of(cls, _CONTINUE))
+
+
+def takes_labels(cls: type) -> bool:
+    """Whether calls take the numbers of classes, and no prompt."""
+    return LABELS in parameters_of(cls) and "prompt" not in parameters_of(cls)
+
+
 def needs_picture(cls: type) -> bool:
     """Whether a call without a picture to start from fails."""
     picture = picture_of(cls)
     is_required = bool(picture) and _is_required(parameters_of(cls)[picture])
-    return is_required or bool(mask_of(cls)) or bool(_STARTS_FROM_A_PICTURE.search(cls.__name__))
+    named = not needs_video(cls) and bool(_STARTS_FROM_A_PICTURE.search(cls.__name__))
+    return is_required or bool(mask_of(cls)) or named
 
 
 def variant(cls: type, word: str) -> str | None:
-    """Name of the class of diffusers that does what `word` says, "Img2Img" or "Inpaint", with the same models."""
+    """Name of the class of diffusers that does what `word` says, "Img2Img", "Inpaint" or "VideoToVideo", with the same
+    models."""
     name = re.sub(r"Pipeline$", f"{word}Pipeline", cls.__name__)
     if mask_of(cls) or name not in dir(diffusers):
         return None
     made = getattr(diffusers, name)
+    if word == "VideoToVideo":
+        return name if needs_video(made) and not control_video_of(made) and why_not(made) is None else None
     takes_its_own = picture_of(made) and bool(mask_of(made)) == (word == "Inpaint")
     return name if takes_its_own and "prompt" in parameters_of(made) else None
 
@@ -276,6 +320,13 @@ def own_frames(pipeline: Any, argument: str) -> int:
     known = [default_of(type(pipeline), argument)]
     known += [getattr(config, name, None) for name in ("sample_frames", "num_frames") for config in configs]
     return next((value for value in known if isinstance(value, int)), 0)
+
+
+def classes(pipeline: Any) -> int:
+    """How many classes the models know; 0: prompts are texts, or the models know none."""
+    if not takes_labels(type(pipeline)):
+        return 0
+    return next((number for config in _configs(pipeline) if (number := _number_of(config, *_CLASSES))), 0)
 
 
 def tokenizer_of(pipeline: Any) -> PreTrainedTokenizerBase | None:

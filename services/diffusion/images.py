@@ -1,9 +1,9 @@
-"""Pictures that come with a request."""
+"""Pictures and videos that come with a request."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from quartet.v1 import dit_pb2, media_pb2
+from quartet.v1 import dit_pb2, media_pb2, server_info_pb2
 from services.common.errors import InvalidInput, require
 from services.common.media import MediaError, media_errors
 from services.common.media.calls import Read
@@ -12,12 +12,13 @@ from services.common.media.decoders import Decoders
 from services.common.rpc.requests import read_bytes
 from services.diffusion.config import PipelineSettings
 from services.diffusion.pictures import Pictures
+from services.diffusion.videos import read_frames
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-Role = Literal["image", "mask", "control"]
+Role = Literal["image", "mask", "control", "video", "control_video"]
 
 
 class File(NamedTuple):
@@ -29,10 +30,11 @@ class File(NamedTuple):
 
 
 _MAX_ASPECT_RATIO = 32  # longer to shorter side
+_VIDEOS: tuple[Literal["video", "control_video"], ...] = ("video", "control_video")
 
 
 async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limits: PipelineSettings) -> list[File]:
-    """The files of `start`, images first, then the mask; missing bytes come from the messages in `requests`.
+    """The files of `start` in the order of its fields; missing bytes come from the messages in `requests`.
 
     Raises:
         InvalidInput: names a field that is too large or of another kind, or whose bytes do not come.
@@ -43,14 +45,18 @@ async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limi
         media.append(("mask", "mask", start.mask))
     controls = enumerate(start.control_images)
     media.extend(("control", each.field or f"control_images[{i}]", each) for i, each in controls)
+    for role in _VIDEOS:
+        if start.HasField(role):
+            media.append((role, getattr(start, role).field or role, getattr(start, role)))
     size_bytes = 0
-    for _, field, each in media:
-        require(each.kind == media_pb2.MEDIA_KIND_IMAGE, field, "must be of MEDIA_KIND_IMAGE")
+    for role, field, each in media:
+        kind = media_pb2.MEDIA_KIND_VIDEO if role in _VIDEOS else media_pb2.MEDIA_KIND_IMAGE
+        require(each.kind == kind, field, f"must be of {media_pb2.MediaKind.Name(kind)}")
         require(each.data or each.size_bytes, field, "is empty")
         size_bytes += len(each.data) or each.size_bytes
         if size_bytes > limits.max_media_bytes:
             raise InvalidInput(
-                field, f"makes the pictures larger than the {limits.max_media_bytes} bytes that are taken"
+                field, f"makes the request's files larger than the {limits.max_media_bytes} bytes that are taken"
             )
     return [
         File(role, field, each.data or await read_bytes(field, each.size_bytes, requests))
@@ -58,28 +64,44 @@ async def read_files(start: dit_pb2.DitStart, requests: AsyncIterator[Any], limi
     ]
 
 
-async def decode_apart(files: Sequence[File], limits: PipelineSettings, decoders: Decoders) -> Pictures:
+async def decode_apart(
+    files: Sequence[File],
+    start: dit_pb2.DitStart,
+    info: server_info_pb2.DitInfo,
+    limits: PipelineSettings,
+    decoders: Decoders,
+) -> Pictures:
     """`decode_files` in a process, which ends when this is cancelled."""
-    return await decoders.run(None, decode_files, files, limits) if files else Pictures()
+    return await decoders.run(None, decode_files, files, start, info, limits) if files else Pictures()
 
 
-def decode_files(files: Sequence[File], limits: PipelineSettings, read: Read = read_here) -> Pictures:
-    """As `services.common.media.images` decodes them. Raises InvalidMedia, which names the field."""
+def decode_files(
+    files: Sequence[File],
+    start: dit_pb2.DitStart,
+    info: server_info_pb2.DitInfo,
+    limits: PipelineSettings,
+    read: Read = read_here,
+) -> Pictures:
+    """As `services.common.media` decodes them. Raises InvalidMedia, which names the field."""
     from PIL import Image
 
     most = limits.max_request_image_pixels
-    _check_sizes(files, most, read)
+    _check_sizes([file for file in files if file.role not in _VIDEOS], most, read)
     images: list[Image.Image] = []
     controls: list[Image.Image] = []
-    mask = None
+    mask, videos = None, dict[Role, list[Image.Image]]()
     for role, field, data in files:
         with media_errors(field):
             if role == "mask":
                 mask = decode_mask(data, images[0], most, read)
+            elif role in _VIDEOS:
+                videos[role] = read_frames(data, start, info, limits.max_request_video_pixels, read)
+                if (count := len(videos[role])) != (first := len(next(iter(videos.values())))):
+                    raise MediaError(f"has {count} frames, the video {first}: they must be of one length")
             else:
                 (pixels,) = read("image", data, most)
                 (images if role == "image" else controls).append(Image.fromarray(pixels))
-    return Pictures(images, mask, controls)
+    return Pictures(images, mask, controls, *(videos.get(role, ()) for role in _VIDEOS))
 
 
 def decode_mask(data: bytes, of: "Image", max_pixels: int, read: Read = read_here) -> "Image":

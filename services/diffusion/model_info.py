@@ -16,6 +16,7 @@ _MAX_SIDE = 8192  # pixels, where the model takes that many
 _WARM_UP_SIDES = 4  # of the warm-up's output, in multiples of what sizes are multiples of
 _WARM_UP_STEPS = 2
 _WARM_UP_PROMPTS = ("warm", "a cold day by the sea", "cold")
+_WARM_UP_CLASSES = ("0", "1", "1")
 _USUAL_STEPS = 50  # where a class says none
 _DEFAULT_AUDIO_S = 10.0
 _WARM_UP_AUDIO_S = 1.0
@@ -27,6 +28,7 @@ _OWN_TASKS = {
     ("video", True): dit_pb2.DIT_TASK_IMAGE_TO_VIDEO,
     ("sound", False): dit_pb2.DIT_TASK_TEXT_TO_AUDIO,
 }
+_FROM_IMAGES = {"image": dit_pb2.DIT_TASK_IMAGE_EDIT, "video": dit_pb2.DIT_TASK_IMAGE_TO_VIDEO}
 """Family's (media, needs_image) -> what its pipelines do."""
 
 
@@ -51,9 +53,12 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         default_guidance_scale=guidance,
         negative_prompt=family.negative,
         max_prompt_tokens=family.max_prompt_tokens(pipe),
-        max_images=family.images or int(bool(models.pipelines)),
+        max_images=family.images or int(not models.pipelines.keys().isdisjoint(("edit", "inpaint"))),
         mask="inpaint" in models.pipelines,
         control_images=nets.control_images(pipe),
+        control_video=bool(found.control_video_of(call)),
+        continues_video=found.continues_video(type(models.pipelines.get("of_video", pipe))),
+        classes=found.classes(pipe),
         denoisers=found.denoisers(pipe),
         arguments=[server_info_pb2.DitArgument(**facts) for facts in described(call)],
         without_previews=not family.listed,
@@ -96,8 +101,13 @@ def _check_settings(info: server_info_pb2.DitInfo) -> None:
 
 def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
     """The checkpoint's own task first."""
-    own = _OWN_TASKS[models.family.media, models.family.needs_image]
-    return [own, dit_pb2.DIT_TASK_IMAGE_EDIT] if "edit" in models.pipelines else [own]
+    family = models.family
+    tasks = [] if family.needs_video else [_OWN_TASKS[family.media, family.needs_image]]
+    if "edit" in models.pipelines:
+        tasks.append(_FROM_IMAGES[family.media])
+    if "of_video" in models.pipelines:
+        tasks.append(dit_pb2.DIT_TASK_VIDEO_TO_VIDEO)
+    return tasks
 
 
 def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int = 0, times: int = 1) -> OutputSpec:
@@ -109,7 +119,7 @@ def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int
         times: of its least sides.
     """
     side, family = times * _warm_up_side(info), models.family
-    start = dit_pb2.DitStart(prompt=_WARM_UP_PROMPTS[number], seed=number)
+    start = dit_pb2.DitStart(prompt=(_WARM_UP_CLASSES if info.classes else _WARM_UP_PROMPTS)[number], seed=number)
     start.num_inference_steps = _WARM_UP_STEPS * (2 if number else 1)
     if family.needs_image or "width" in parameters_of(type(models.pipeline)):
         start.width = start.height = side
@@ -131,7 +141,14 @@ def _warm_up_pictures(models: Pipelines, info: server_info_pb2.DitInfo, side: in
     grey = draw("L").resize((side, side))
     mask = grey.point([0] * 128 + [255] * 128) if models.family.needs_mask else None
     picture = grey.convert("RGB")
-    return Pictures([picture] if models.family.needs_image else [], mask, [picture] * info.control_images)
+    video = [picture.rotate(90 * (i % 4)) for i in range(info.frames_multiple + 1)]
+    return Pictures(
+        [picture] if models.family.needs_image else [],
+        mask,
+        [picture] * info.control_images,
+        video if models.family.needs_video else [],
+        video if info.control_video else [],
+    )
 
 
 def _warm_up_side(info: server_info_pb2.DitInfo) -> int:

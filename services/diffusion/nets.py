@@ -14,7 +14,12 @@ from services.common.revisions import parted
 from services.diffusion.families import checkpoint_class
 from services.diffusion.found import NETS, control_of, parameters_of
 
-_OWN_KINDS = {"ControlNetUnionModel": "ControlNetUnion", "ControlNetXSAdapter": "ControlNetXS", "T2IAdapter": "Adapter"}
+_OWN_KINDS = {
+    "ControlNetUnionModel": "ControlNetUnion",
+    "ControlNetXSAdapter": "ControlNetXS",
+    "SparseControlNetModel": "SparseControlNet",
+    "T2IAdapter": "Adapter",
+}
 """Class of a net -> what diffusers adds to the name of a pipeline that calls one. Of others it is "ControlNet"."""
 
 

@@ -87,7 +87,7 @@ class Pipelines:
     Attributes:
         pipeline: the checkpoint's own.
         device: where models run.
-        pipelines: by further tasks, "edit" and "inpaint". The checkpoint's own may be one of them.
+        pipelines: by further tasks, "edit", "inpaint" and "of_video". The checkpoint's own may be one of them.
 
     Raises:
         ValueError: a pipeline that is not served.
@@ -105,12 +105,17 @@ class Pipelines:
         self.pipelines: dict[str, Any] = {"edit": pipeline} if edits_too else {}
         if self.family.needs_mask:
             self.pipelines["inpaint"] = pipeline
-        for task, name in (("edit", self.family.edit), ("inpaint", self.family.inpaint)):
+        if self.family.from_video:
+            self.pipelines["of_video"] = pipeline
+        for task in ("edit", "inpaint", "of_video"):
+            name: str | None = getattr(self.family, task)
             if name is not None and (made := _variant(self.pipeline, name)) is not None:
                 self.pipelines[task] = made
 
-    def for_request(self, edits: bool, masked: bool) -> DiffusionPipeline:
-        """The pipeline for a request with pictures, and with a mask, or without."""
+    def for_request(self, edits: bool, masked: bool, from_video: bool) -> DiffusionPipeline:
+        """The pipeline for a request with pictures, and with a mask, or without, or with a video."""
+        if from_video:
+            return self.pipelines["of_video"]
         return self.pipelines.get("inpaint" if masked else "edit", self.pipeline) if edits else self.pipeline
 
     def count_tokens(self, text: str) -> int:

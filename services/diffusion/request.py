@@ -1,6 +1,5 @@
 """A request (DitStart), checked against what the model takes and resolved into a pipeline's calls."""
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,20 @@ from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InvalidInput, require
 from services.diffusion.arguments import parse
 from services.diffusion.conditioning import Conditioning
-from services.diffusion.found import control_of, default_of, mask_of, parameters_of, picture_of
+from services.diffusion.found import (
+    LABELS,
+    continues_video,
+    control_of,
+    control_video_of,
+    default_of,
+    mask_of,
+    parameters_of,
+    picture_of,
+    video_of,
+)
+from services.diffusion.labels import label_of
 from services.diffusion.nets import needs_control_modes, takes_several
-from services.diffusion.pictures import Pictures
+from services.diffusion.pictures import Pictures, fitted
 from services.diffusion.pipelines import Pipelines
 
 if TYPE_CHECKING:
@@ -80,7 +90,9 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
         require(not info.sample_rate_hz, "width", "sound has no size; leave width and height out")
         _check_size(start.width, start.height, info)
     if info.frames_multiple:
-        _check_frames(start, info)
+        of_video = start.HasField("video") or start.HasField("control_video")  # it has as many as that
+        frames = start.num_frames or (0 if of_video else info.default_frames)
+        _check_frames(start.width or info.default_width, start.height or info.default_height, frames, start, info)
     if start.HasField("num_inference_steps") and not 1 <= start.num_inference_steps <= info.max_inference_steps:
         raise InvalidInput("num_inference_steps", f"must be 1 to {info.max_inference_steps}")
     if start.HasField("guidance_scale") and not 0 <= start.guidance_scale <= MAX_GUIDANCE_SCALE:
@@ -108,6 +120,13 @@ def _check_images(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> Non
     if (count := len(start.control_images)) != info.control_images:
         wanted = f"needs {info.control_images}" if info.control_images else "takes none"
         raise InvalidInput("control_images", f"there are {count}; {info.pipeline} {wanted}")
+    if start.HasField("video"):
+        takes_video = dit_pb2.DIT_TASK_VIDEO_TO_VIDEO in info.tasks
+        require(takes_video, "video", f"{info.pipeline} takes none; leave it out")
+        require(not start.images, "video", "is there with images; send one of the two")
+    if start.HasField("control_video") != info.control_video:
+        wanted = "needs one" if info.control_video else "takes none; leave it out"
+        raise InvalidInput("control_video", f"{info.pipeline} {wanted}")
 
 
 def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
@@ -118,8 +137,15 @@ def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
         known = ", ".join(name(task) for task in info.tasks)
         raise InvalidInput("task", f"{info.pipeline} does not do {name(start.task)}; it does {known}")
     candidates = [start.task] if start.task else info.tasks
-    fitting = [task for task in candidates if (task in takes_images) == bool(start.images)]
-    require(fitting, "images", "at least one is required" if not start.images else "are not taken by this task")
+    given = bool(start.images), start.HasField("video")
+    taken = {task: (task in takes_images, task == dit_pb2.DIT_TASK_VIDEO_TO_VIDEO) for task in candidates}
+    fitting = [task for task, inputs in taken.items() if inputs == given]
+    if not fitting:
+        images, video = given
+        require(not video, "video", "is not taken by this task")
+        require(not images, "images", "are not taken by this task")
+        require(any(images for images, _ in taken.values()), "video", "is required")
+        raise InvalidInput("images", "at least one is required")
     return fitting[0]
 
 
@@ -132,10 +158,10 @@ def _check_size(width: int, height: int, info: server_info_pb2.DitInfo) -> None:
         raise InvalidInput("width", f"{width} x {height} is over the {info.max_pixels} pixels that are made")
 
 
-def _check_frames(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+def _check_frames(width: int, height: int, frames: int, start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
     """A frame of a video leaves in one message."""
-    frame_pixels = (start.width or info.default_width) * (start.height or info.default_height)
-    pixels = frame_pixels * (start.num_frames or info.default_frames) * (start.count or 1)
+    frame_pixels = width * height
+    pixels = frame_pixels * frames * (start.count or 1)
     if pixels > info.max_video_pixels:
         field = "num_frames" if start.num_frames else "width"
         raise InvalidInput(field, f"all frames together have {pixels} pixels; at most {info.max_video_pixels} are made")
@@ -189,14 +215,18 @@ def resolve(
         InvalidInput: the prompt is too long, or there are too few steps for this model or task.
     """
     _check_prompt(start, pipelines, info)
-    images, mask, controls = pictures
-    pipeline = pipelines.for_request(edits=bool(images), masked=mask is not None)
+    images, mask, controls, video, control_video = pictures
+    pipeline = pipelines.for_request(edits=bool(images), masked=mask is not None, from_video=bool(video))
     cls = type(pipeline)
     family, further = pipelines.family, parse(start.arguments, cls, info.max_inference_steps)
     require(mask is not None or not family.needs_mask, "mask", f"{info.pipeline} needs one")
     arguments = _arguments(start, pipelines, info)
     follows_picture = bool(images) and family.listed and pipeline is pipelines.pipeline
     arguments |= _size(start, info, images or controls, follows_picture)
+    arguments |= _videos(cls, family.frames, video, control_video)
+    if video or control_video:
+        frames = arguments.get(family.frames) or len(video)
+        _check_frames(arguments["width"], arguments["height"], frames, start, info)
     if images:
         several = pipeline is pipelines.pipeline and family.images > 1
         if not family.scales and arguments.get("width"):
@@ -212,7 +242,7 @@ def resolve(
         named = not needs_control_modes(pipeline) or "control_mode" in further
         require(named, "arguments.control_mode", "is required: the kind of control image, by its number in the net")
     taken = parameters_of(cls)
-    if start.width and "width" not in taken and not images:
+    if start.width and "width" not in taken and not (images or video or control_video):
         raise InvalidInput("width", f"{info.pipeline} takes no size; leave width and height out")
     arguments = {name: value for name, value in arguments.items() if name in taken} | further
     steps = _denoising_steps(start, pipelines, pipeline, arguments)
@@ -273,6 +303,8 @@ def _arguments(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_info_
         "prompt": start.prompt,
         "num_inference_steps": start.num_inference_steps or info.default_inference_steps,
     }
+    if info.classes:
+        arguments[LABELS] = [label_of(pipelines.pipeline, start.prompt, info.classes)]
     if start.HasField("guidance_scale"):
         require(family.guidance, "guidance_scale", f"{info.pipeline} takes none; leave it out")
         arguments[family.guidance] = start.guidance_scale
@@ -300,10 +332,21 @@ def _size(
         return {"width": info.default_width, "height": info.default_height} if info.default_width else {}
     if follows_picture:
         return {}
-    width, height = given[0].size
-    scale = min(1.0, math.sqrt(info.max_pixels / (width * height)))
-    multiple = info.size_multiple
-    width = max(multiple, int(width * scale) // multiple * multiple)
-    height = max(multiple, int(height * scale) // multiple * multiple)
+    width, height = fitted(*given[0].size, info.max_pixels, info.size_multiple)
     _check_size(width, height, info)
     return {"width": width, "height": height}
+
+
+def _videos(call: type, frames: str, video: "Sequence[Image]", control_video: "Sequence[Image]") -> dict[str, Any]:
+    """Arguments of a call that reads a video; `frames`: the one for their number, if the call takes it."""
+    arguments: dict[str, Any] = {}
+    if video:
+        arguments[video_of(call)] = list(video)
+    if control_video:
+        name = control_video_of(call)
+        arguments[name] = [list(control_video)] if name == "control_video" else list(control_video)
+    if read := video or control_video:
+        arguments["width"], arguments["height"] = read[0].size
+        if control_video or not continues_video(call):
+            arguments[frames] = len(read)
+    return arguments

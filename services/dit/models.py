@@ -17,7 +17,7 @@ from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
 from services.common.engine.device import Accelerator, engine_device, log_choices, make_current
 from services.diffusion.families import NO_BATCHING, TEXT_ENCODERS, family_of
-from services.diffusion.found import denoisers
+from services.diffusion.found import control_video_of, denoisers
 from services.diffusion.model_info import dit_info
 from services.diffusion.nets import load_nets, pipeline_class
 from services.diffusion.pipelines import (
@@ -148,6 +148,8 @@ def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipel
         backend, arguments = _QUANTIZATION[settings.quantization]
         options["quantization_config"] = PipelineQuantizationConfig(backend, arguments, denoisers_in(folder))
     if settings.controlnet:
+        if len(settings.controlnet) > 1 and control_video_of(cls):
+            raise ValueError(f"controlnet: {cls.__name__} is served with one control video: give one net")
         options |= load_nets(cls, settings.controlnet, dtype)
     try:
         pipeline: Any = cls.from_pretrained(folder, **options)

@@ -81,7 +81,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         require(info.needs_source or not has_source, "source", "is not taken: leave it out")
         files = await read_files(start, requests, self._settings)
         given = await read_conditioning(self._consumer, start, models.device) if has_source else []
-        pictures = await decode_apart(files, self._settings, self.decoders)
+        pictures = await decode_apart(files, start, info, self._settings, self.decoders)
         return await asyncio.to_thread(resolve, start, pictures, models, info, given)
 
 

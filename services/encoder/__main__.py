@@ -60,7 +60,7 @@ class EncoderServicer(encoder_pb2_grpc.EncoderServiceServicer):
         if engine.draws_prior_tokens and not request.HasField("seed"):
             raise InvalidInput("seed", "is required: this model draws prior tokens by it")
         files = await read_files(request, requests, self._settings)
-        pictures = await decode_apart(files, self._settings, self.decoders)
+        pictures = await decode_apart(files, request, engine.info, self._settings, self.decoders)
         return await asyncio.to_thread(resolve, request, pictures, engine.models, engine.info)
 
 

@@ -206,7 +206,8 @@ class VideoGenerator(_Generator):
         if key is not None:
             place.callback(key.hold())
         try:
-            video = await videos.submit_video(gateway, request, image, key and key.name, place.close, call.meter.log)
+            inputs = videos.VideoInputs(image)
+            video = await videos.submit_video(gateway, request, inputs, key and key.name, place.close, call.meter.log)
         except BaseException:
             place.close()
             raise

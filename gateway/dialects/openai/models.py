@@ -22,6 +22,7 @@ _MAKES = {
     _T.DIT_TASK_IMAGE_EDIT: "image",
     _T.DIT_TASK_TEXT_TO_VIDEO: "video",
     _T.DIT_TASK_IMAGE_TO_VIDEO: "video",
+    _T.DIT_TASK_VIDEO_TO_VIDEO: "video",
     _T.DIT_TASK_TEXT_TO_AUDIO: "audio",
 }
 
@@ -82,8 +83,10 @@ def _dit_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, 
         each.name: {"type": each.type, "default": json.loads(each.default or "null")} for each in dit.arguments
     }
     facts["tasks"] = [_T.Name(task).removeprefix("DIT_TASK_").lower() for task in dit.tasks]
+    takes_video = dit.control_video or _T.DIT_TASK_VIDEO_TO_VIDEO in dit.tasks
+    taken = {"text": True, "image": bool(dit.max_images or dit.control_images), "video": takes_video}
     return {
-        "input_modalities": ["text", "image"] if dit.max_images else ["text"],
+        "input_modalities": [kind for kind, is_taken in taken.items() if is_taken],
         "output_modalities": list(dict.fromkeys(_MAKES[task] for task in dit.tasks if task in _MAKES)),
         **facts,
     }

@@ -4,7 +4,9 @@ import asyncio
 import re
 from contextlib import ExitStack
 from copy import deepcopy
-from typing import Annotated, Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse
@@ -13,7 +15,7 @@ from starlette.responses import Response
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoJob
-from gateway.answers.videos import VideoRequest, submit_video, video_object
+from gateway.answers.videos import VideoEditRequest, VideoInputs, VideoRequest, submit_video, video_object
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import FILE, JSON, is_form, page, read_form, read_json
@@ -24,24 +26,57 @@ router = APIRouter(tags=["videos"])
 
 _POLL_AFTER = {"openai-poll-after-ms": "1000"}  # OpenAI's clients wait so long before they ask again
 _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+_FILES: dict[str, Literal["image", "video"]] = {
+    "input_reference": "image",
+    "video": "video",
+    "control_video": "video",
+}
+"""Files of a form, and what they are."""
 
 
-def _openapi() -> dict[str, Any]:
-    described = page(VideoRequest, "the new Video object", answered=JSON)
+def _openapi(model: type[VideoRequest]) -> dict[str, Any]:
+    described = page(model, "the new Video object", answered=JSON)
     content = described["requestBody"]["content"]
     content["multipart/form-data"] = deepcopy(content["application/json"])
-    content["multipart/form-data"]["schema"]["properties"]["input_reference"] = FILE
+    content["multipart/form-data"]["schema"]["properties"] |= dict.fromkeys(_FILES, FILE)
     return described
 
 
-@router.post("/v1/videos", openapi_extra=_openapi())
+@router.post("/v1/videos", openapi_extra=_openapi(VideoRequest))
 async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Submits a video. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
-    request, image = await _read(http)
+    request, files = await _read(http, VideoRequest)
+    return await _submit(http, gateway, request, _inputs(request, files))
+
+
+@router.post("/v1/videos/edits", openapi_extra=_openapi(VideoEditRequest))
+async def edit_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Submits a video that is made of another one: of a file, or of a finished video of this server."""
+    request, files = await _read(http, VideoEditRequest)
+    source = request.video
+    inputs = _inputs(request, files)
+    if source is not None:
+        if inputs.video is not None:
+            raise invalid("video", "is there twice, as a file and as {id}; send one of the two")
+        inputs = await _of_own(http, source.id, "video.id", inputs)
+    if inputs.video is None:
+        raise invalid("video", "required, but missing: send it as a file, or as {id}", "missing_required_parameter")
+    return await _submit(http, gateway, request, inputs)
+
+
+@router.post("/v1/videos/{video_id}/remix", openapi_extra=page(VideoRequest, "the new Video object", answered=JSON))
+async def remix_video(http: Request, video_id: str, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
+    """Submits a video that is made of a finished video of this server."""
+    request = await read_json(http, VideoRequest)
+    inputs = await _of_own(http, video_id, "video_id", _inputs(request, {}))
+    return await _submit(http, gateway, request, inputs)
+
+
+async def _submit(http: Request, gateway: Gateway, request: VideoRequest, inputs: VideoInputs) -> Response:
     gateway.catalog.stage_for("video", gateway.catalog.meant(request.model, "video"))
     place: ExitStack = http.state.place.pop_all()  # the video counts among its key's requests until it ends
     try:
-        video = await submit_video(gateway, request, image, owner_of(http), place.close, http.state.log)
+        video = await submit_video(gateway, request, inputs, owner_of(http), place.close, http.state.log)
     except BaseException:
         place.close()
         raise
@@ -83,6 +118,12 @@ async def download_video(http: Request, video_id: str) -> Response:
     variant = http.query_params.get("variant", "video")
     if variant != "video":
         raise invalid("variant", "there is only the video itself")
+    _, path = await _finished(http, video_id)
+    return FileResponse(path, media_type="video/mp4", filename=f"{video_id}.mp4")
+
+
+async def _finished(http: Request, video_id: str) -> tuple[VideoJob, Path]:
+    """A finished video and its file. Raises ApiError: 404."""
     video = await _video(http, video_id)
     if video.status != "completed":
         message = f"the video is {video.status}: there is a file only when it is completed"
@@ -90,7 +131,7 @@ async def download_video(http: Request, video_id: str) -> Response:
     path = _jobs(http).store.file(video_id)
     if not await asyncio.to_thread(path.is_file):
         raise ApiError(404, "the video's file was removed from the server's directory", "video_id", "not_found")
-    return FileResponse(path, media_type="video/mp4", filename=f"{video_id}.mp4")
+    return video, path
 
 
 def _jobs(http: Request) -> VideoJobs:
@@ -112,16 +153,41 @@ def _not_found(video_id: str) -> ApiError:
     return ApiError(404, message, "video_id", "not_found")
 
 
-async def _read(http: Request) -> tuple[VideoRequest, MediaFile | None]:
-    """The request and its image: a form's file, or one to fetch."""
-    files = {}
-    if is_form(http):
-        request, files = await read_form(http, VideoRequest, {"input_reference"}, max_files=1)
-    else:
-        request = await read_json(http, VideoRequest)
+Asked = TypeVar("Asked", bound=VideoRequest)
+
+
+async def _read(http: Request, model: type[Asked]) -> tuple[Asked, dict[str, MediaFile]]:
+    """The request, and the files of a form by name."""
+    if not is_form(http):
+        return await read_json(http, model), {}
+    request, sent = await read_form(http, model, set(_FILES), max_files=len(_FILES))
+    if twice := [name for name, files in sent.items() if len(files) > 1]:
+        raise invalid(twice[0], "is in the form twice")
+    return request, {name: MediaFile(name, _FILES[name], content=file) for name, (file,) in sent.items()}
+
+
+def _inputs(request: VideoRequest, files: dict[str, MediaFile]) -> VideoInputs:
+    """Those of a form, and those to fetch."""
     reference = request.input_reference
-    if files and reference is not None:
-        raise invalid("input_reference", "is in the form twice")
-    if reference is not None:
-        return request, MediaFile("input_reference", "image", reference.image_url or "")
-    return request, MediaFile("input_reference", "image", content=files["input_reference"][0]) if files else None
+    linked = {
+        "input_reference": reference and MediaFile("input_reference", "image", reference.image_url or ""),
+        "video": request.linked("video"),
+        "control_video": request.linked("control_video"),
+    }
+    if twice := [name for name in files if linked[name] is not None]:
+        raise invalid(twice[0], "is in the form twice")
+    image, video, control_video = (files.get(name) or linked[name] for name in linked)
+    return VideoInputs(image, video, control_video)
+
+
+async def _of_own(http: Request, video_id: str, field: str, inputs: VideoInputs) -> VideoInputs:
+    """With a finished video of this server as the one to start from. Raises ApiError: 400, 404."""
+    if inputs.video is not None:
+        raise invalid(inputs.video.field, f"is there with {field}; send one of the two")
+    try:
+        source, path = await _finished(http, video_id)
+    except ApiError as error:
+        error.rename(field)
+        raise
+    content = await asyncio.to_thread(path.read_bytes)
+    return replace(inputs, video=MediaFile(field, "video", content=content), source=source)

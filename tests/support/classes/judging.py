@@ -81,7 +81,7 @@ def described(name: str, reason: str | None) -> Verdict:
     makes += " and sound" if found.soundtrack_of(cls) else ""
     if reason is not None:
         return Verdict(name, makes, result="needs", why=reason)
-    needs = ["a prompt"]
+    needs = ["a class" if found.takes_labels(cls) else "a prompt"]
     if found.needs_picture(cls):
         needs.append("an image")
     elif found.picture_of(cls):
@@ -90,6 +90,12 @@ def described(name: str, reason: str | None) -> Verdict:
         needs.append("a mask")
     if found.control_of(cls):
         needs.append("a control image")
+    if found.needs_video(cls):
+        needs.append("a video")
+    elif found.video_of(cls):
+        needs.append("a video if there is one")
+    if found.control_video_of(cls):
+        needs.append("a control video")
     return Verdict(name, makes, ", ".join(needs))
 
 

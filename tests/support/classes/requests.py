@@ -19,11 +19,13 @@ _SIDES = 4  # of a picture where no size is known, in multiples of what sizes ar
 _MOST_AUDIO_S = 1.0
 _STRENGTH = 0.8  # at least one step of two is left
 _TWO_STEPS = "intermediate_timesteps"  # an argument of classes that take two steps alone
-_PICTURES = ("image", "control_image")
+_VIDEOS = ("video", "control_video", "conditioning_frames")
+_PICTURES = ("image", "control_image", *_VIDEOS)
 _PROMPTS = ("a red fox", "a house by the sea")
+_CLASSES = ("1", "2")
 
-Given = tuple[dict[str, Any], list[Any], Any, list[Any]]
-"""Fields of a DitStart, pictures, a mask, and control images."""
+Given = tuple[dict[str, Any], list[Any], Any, list[Any], list[Any], list[Any]]
+"""Fields of a DitStart, pictures, a mask, control images, a video and a control video."""
 
 
 def small_requests(models: Pipelines, info: server_info_pb2.DitInfo, inputs: Mapping[str, Any]) -> list[Given]:
@@ -40,7 +42,7 @@ def small_requests(models: Pipelines, info: server_info_pb2.DitInfo, inputs: Map
     if family.guidance and isinstance(value := inputs.get(family.guidance), (int, float)):
         fields["guidance_scale"] = float(value)
     if info.frames_multiple:
-        frames, multiple = inputs.get(family.frames) or 1, info.frames_multiple
+        frames, multiple = inputs.get(family.frames) or _frames(inputs), info.frames_multiple
         fields["num_frames"] = max(1, math.ceil((frames - 1) / multiple)) * multiple + 1
     if info.sample_rate_hz:
         fields["audio_s"] = min(float(inputs.get(family.seconds) or _MOST_AUDIO_S), _MOST_AUDIO_S, info.max_audio_s)
@@ -49,9 +51,14 @@ def small_requests(models: Pipelines, info: server_info_pb2.DitInfo, inputs: Map
     pictures = [_picture(width, height)] if family.needs_image else []
     mask = _mask(width, height) if family.needs_mask else None
     controls = [_picture(width, height).rotate(90 * (1 + i)) for i in range(info.control_images)]
+    frames = [_picture(width, height).rotate(90 * i) for i in range(fields.get("num_frames", 0))]
+    video = frames if family.needs_video else []
+    control_video = frames[::-1] if info.control_video else []
+    prompts = _CLASSES if info.classes else _PROMPTS
+    files = pictures, mask, controls, video, control_video
     return [
-        (fields | {"prompt": prompt, "seed": 1 + i, "num_inference_steps": steps[i]}, pictures, mask, controls)
-        for i, prompt in enumerate(_PROMPTS)
+        (fields | {"prompt": prompt, "seed": 1 + i, "num_inference_steps": steps[i]}, *files)
+        for i, prompt in enumerate(prompts)
     ]
 
 
@@ -68,6 +75,12 @@ def _size(info: server_info_pb2.DitInfo, inputs: Mapping[str, Any]) -> tuple[int
             sides = (_SIDES * multiple,) * 2
     width, height = (math.ceil(side / multiple) * multiple for side in sides)
     return width, height
+
+
+def _frames(inputs: Mapping[str, Any]) -> int:
+    """Of the call's video; 1: it has none."""
+    videos = (inputs[name] for name in _VIDEOS if isinstance(inputs.get(name), list))
+    return next((len(video[0] if isinstance(video[0], list) else video) for video in videos), 1)
 
 
 def _sides(picture: Any) -> tuple[int, int]:

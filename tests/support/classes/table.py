@@ -60,7 +60,7 @@ def _sums(verdicts: Sequence[Verdict]) -> str:
     lines = [
         ("exported", len(verdicts)),
         ("no request can ask for", counted["needs"]),
-        ("can be asked for by a prompt, images, a mask and control images", len(asked)),
+        ("can be asked for by a prompt, images, a mask, control images, a video and a class", len(asked)),
         ("of these tried", len(tried)),
         ("served", counted["served"] + counted["one at a time"]),
         ("of these one at a time", counted["one at a time"]),

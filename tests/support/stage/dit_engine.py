@@ -65,7 +65,13 @@ class Bench:
         self._admit, engine._admit = engine._admit, self._admit_together
 
     def orders(
-        self, start: dit_pb2.DitStart, images: Sequence[Any] = (), mask: Any = None, controls: Sequence[Any] = ()
+        self,
+        start: dit_pb2.DitStart,
+        images: Sequence[Any] = (),
+        mask: Any = None,
+        controls: Sequence[Any] = (),
+        video: Sequence[Any] = (),
+        control_video: Sequence[Any] = (),
     ) -> list[OutputSpec]:
         """Those of a request, for floats."""
         start.pixel_format = dit_pb2.PIXEL_FORMAT_FLOAT32
@@ -75,8 +81,12 @@ class Bench:
             start.mask.SetInParent()
         for _ in controls:
             start.control_images.add()
+        for name, frames in (("video", video), ("control_video", control_video)):
+            if frames:
+                getattr(start, name).SetInParent()
         check(start, self.info)
-        return resolve(start, Pictures(images, mask, controls), self.engine.models, self.info)
+        pictures = Pictures(images, mask, controls, video, control_video)
+        return resolve(start, pictures, self.engine.models, self.info)
 
     def begin_with(self, outputs: int) -> None:
         """The engine, which has nothing to do, begins again when so many wait: then they share its first step."""

@@ -304,6 +304,40 @@ def self_attention_guidance() -> Any:
     return stable_diffusion(diffusers.StableDiffusionSAGPipeline)
 
 
+def class_images() -> Any:
+    """It makes pictures of a class, and reads no prompt."""
+    pipeline = diffusers.DiTPipeline(
+        transformer=diffusers.DiTTransformer2DModel(
+            sample_size=8,
+            num_layers=2,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            out_channels=8,
+            num_embeds_ada_norm=1000,  # the number of the class that stands for none is in the pipeline's code
+        ),
+        vae=_vae(),
+        scheduler=diffusers.DDIMScheduler(),
+    )
+    pipeline.register_to_config(id2label={0: "tench, Tinca tinca", 7: "cock"})
+    return pipeline
+
+
+def animate_diff() -> Any:
+    components = stable_diffusion().components
+    for name in ("safety_checker", "requires_safety_checker"):
+        components.pop(name, None)
+    motion = diffusers.MotionAdapter(
+        block_out_channels=(16, 32), motion_layers_per_block=1, motion_norm_num_groups=4, motion_num_attention_heads=2
+    )
+    steps = diffusers.DDIMScheduler(beta_schedule="linear", clip_sample=False)
+    return diffusers.AnimateDiffPipeline(**components | {"scheduler": steps}, motion_adapter=motion)
+
+
+def ltx_condition() -> Any:
+    """It continues a video."""
+    return diffusers.LTXConditionPipeline(**ltx().components)
+
+
 def panorama() -> Any:
     """It copies its scheduler's attributes for each of its views."""
     pipeline = stable_diffusion(diffusers.StableDiffusionPanoramaPipeline)
