@@ -95,8 +95,9 @@ def kept_verdicts(kept: Path) -> list[Verdict]:
         file = _file(kept, name)
         known = reason is None and file.exists()
         verdict = described(name, reason)
-        if known:
-            verdict = Verdict(**json.loads(file.read_text()))
+        if known:  # what the class needs may be seen better today
+            kept_facts = json.loads(file.read_text())
+            verdict = Verdict(**kept_facts | {"makes": verdict.makes, "needs": verdict.needs})
         elif reason is None:
             verdict.why = "the program has not come to it"
         verdicts.append(verdict)

@@ -91,7 +91,7 @@ async def test_a_video_deleted_while_it_is_taken_on(tmp_path):
     store = SlowStore(tmp_path, 60)
     async with store, VideoJobs(store, settings) as jobs:
         start = dit_pb2.DitStart(request_id=video.id)
-        submitting = asyncio.create_task(jobs.submit(video, away, start, None, on_end=lambda: None))
+        submitting = asyncio.create_task(jobs.submit(video, away, start, [], on_end=lambda: None))
         await store.added.wait()
         assert await jobs.delete(video.id)
         store.go_on.set()
@@ -196,7 +196,8 @@ async def test_directories_that_cannot_be_used(tmp_path):
     assert (tmp_path / "good").stat().st_mode & 0o777 == 0o700
 
 
-async def test_a_directory_of_the_version_before_goes_on(stage, tmp_path):
+@pytest.mark.parametrize(("version", "lacks"), [(1, ("owner", "remixed_from")), (2, ("remixed_from",))])
+async def test_a_directory_of_a_version_before_goes_on(stage, tmp_path, version, lacks):
     async with gateway_before(stage, tmp_path / "jobs") as gateway:
         made = await create(gateway)
         await gateway.reaches(made, "completed")
@@ -205,12 +206,13 @@ async def test_a_directory_of_the_version_before_goes_on(stage, tmp_path):
     with contextlib.closing(sqlite3.connect(copied / "videos.sqlite")) as database:
         with contextlib.closing(sqlite3.connect(tmp_path / "jobs/videos.sqlite")) as today:
             today.backup(database)
-        database.execute("ALTER TABLE videos DROP COLUMN owner")
-        database.execute("PRAGMA user_version = 1")
+        for column in lacks:
+            database.execute(f"ALTER TABLE videos DROP COLUMN {column}")
+        database.execute(f"PRAGMA user_version = {version}")
     (copied / f"{made}.mp4").write_bytes((tmp_path / f"jobs/{made}.mp4").read_bytes())
     for _ in range(2):  # made new once, then as it is
         async with VideoStore(copied, 60) as store:
             found = await store.get(made)
             assert found is not None
-            assert (found.status, found.owner) == ("completed", None)
+            assert (found.status, found.owner, found.remixed_from) == ("completed", None, None)
             assert store.file(made).is_file()

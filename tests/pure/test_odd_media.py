@@ -12,6 +12,7 @@ from PIL import Image
 
 from gateway.media.check import check
 from gateway.settings import GatewaySettings
+from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InvalidInput, InvalidMedia
 from services.common.media import MediaError
 from services.common.media.calls import Read
@@ -28,6 +29,7 @@ from tests.support.scripted.preprocessing import decoders
 GATEWAY = GatewaySettings(pipeline=Path("unused.yaml"))
 THINKER = ThinkerSettings(model="unused")
 DIT = PipelineSettings(model="unused")
+ASKED = dit_pb2.DitStart(), server_info_pb2.DitInfo()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +71,7 @@ def test_images_are_what_viewers_show(part: Callable[[], Iterable[OddImage]], el
         file = MediaFile("image", image.data, "image")
         seen = decode_image(file, THINKER, elsewhere)
         np.testing.assert_array_equal(seen, decode_image(file, THINKER))
-        ((made_from,), _, _) = decode_files([File("image", "images[0]", image.data)], DIT, elsewhere)
+        (made_from,) = decode_files([File("image", "images[0]", image.data)], *ASKED, DIT, elsewhere).images
         assert not made_from.getexif()
         shown = [unlike(np.asarray(each), image.shown, image.tolerance) for each in (seen, made_from)]
         return ", ".join(filter(None, shown))
@@ -120,7 +122,7 @@ def test_a_broken_image_is_refused_in_words_for_people(data):
     reason = "the file is corrupt or cut off, or is no image of these formats: PNG, JPEG, WEBP, GIF, BMP"
     for decode in (
         lambda: decode_image(MediaFile("image", data, "messages[0].content[1]"), THINKER),
-        lambda: decode_files([File("image", "messages[0].content[1]", data)], DIT),
+        lambda: decode_files([File("image", "messages[0].content[1]", data)], *ASKED, DIT),
     ):
         with pytest.raises(InvalidMedia) as caught:
             decode()

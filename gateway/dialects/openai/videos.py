@@ -53,12 +53,9 @@ async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitt
 async def edit_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Submits a video that is made of another one: of a file, or of a finished video of this server."""
     request, files = await _read(http, VideoEditRequest)
-    source = request.video
     inputs = _inputs(request, files)
-    if source is not None:
-        if inputs.video is not None:
-            raise invalid("video", "is there twice, as a file and as {id}; send one of the two")
-        inputs = await _of_own(http, source.id, "video.id", inputs)
+    if request.video is not None:
+        inputs = await _of_own(http, request.video.id, "video.id", inputs)
     if inputs.video is None:
         raise invalid("video", "required, but missing: send it as a file, or as {id}", "missing_required_parameter")
     return await _submit(http, gateway, request, inputs)

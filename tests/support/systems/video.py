@@ -17,6 +17,7 @@ from cli.plan import DIT_PIPELINE as PIPELINE
 from cli.supervisor import free_ports
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.dit import media_of
 from gateway.pipeline.kinds import KINDS
 from gateway.settings import GatewaySettings
 from quartet.v1 import dit_pb2, dit_pb2_grpc, server_info_pb2, server_info_pb2_grpc, tensor_pb2
@@ -108,7 +109,7 @@ class ScriptedDit(dit_pb2_grpc.DitServiceServicer, server_info_pb2_grpc.ServerIn
     async def Generate(self, request_iterator, context):
         start = (await anext(request_iterator)).start
         received = bytearray()
-        while len(received) < sum(image.size_bytes for image in start.images):
+        while len(received) < sum(file.size_bytes for file in media_of(start)):
             received += (await anext(request_iterator)).media.data
         self.script.media += received
         sound = dit_pb2.DIT_TASK_TEXT_TO_AUDIO in self.info.tasks
