@@ -61,6 +61,8 @@ ENDPOINTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "POST /v1/images/edits": ((FORM,), (200, 404)),
     "GET /v1/videos": ((), ()),
     "POST /v1/videos": ((JSON, FORM), (200, 404)),
+    "POST /v1/videos/edits": ((JSON, FORM), (200, 404)),
+    "POST /v1/videos/{video_id}/remix": ((JSON, NAME), (200, 404)),
     "GET /v1/videos/{video_id}": ((NAME,), (404,)),
     "DELETE /v1/videos/{video_id}": ((NAME,), (404,)),
     "GET /v1/videos/{video_id}/content": ((NAME,), (404,)),

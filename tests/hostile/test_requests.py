@@ -61,7 +61,7 @@ async def cheap(gateway: Running, name: str, what: str, body: bytes = b"", kind:
 async def test_json_costs_its_length(gateway: Running, name: str):
     schema = content(operations(gateway)[name], JSON_TYPE)
     assert schema is not None
-    line = name.format(conversation_id=(await gateway.openai.conversations.create()).id)
+    line = name.format(conversation_id=(await gateway.openai.conversations.create()).id, video_id="video_x")
     for what, body, code in attacks(schema):
         answer = await cheap(gateway, line, what, body())
         if code is None:

@@ -208,12 +208,12 @@ def test_a_class_that_changes_its_models_makes_one_output_at_a_time(build: Calla
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("AnimateDiffControlNetPipeline", "needs something for its controlnet.*such as AnimateDiffPipeline"),
+        ("AnimateDiffSparseControlNetPipeline", "needs something for its controlnet_frame_indices"),
         ("KandinskyV22PriorPipeline", "makes no images, video or sound.*such as KandinskyV22CombinedPipeline"),
         ("KandinskyV22Pipeline", "takes no prompt.*such as KandinskyV22CombinedPipeline"),
-        ("CogVideoXVideoToVideoPipeline", "needs something other than an image.*such as CogVideoXPipeline"),
+        ("EasyAnimateInpaintPipeline", "needs something for its mask_video"),
         ("DDPMPipeline", "takes no prompt"),
-        ("CogVideoXFunControlPipeline", "needs something for its control_video"),
+        ("EasyAnimateControlPipeline", "needs something for its control_video.*such as EasyAnimatePipeline"),
         ("IFImg2ImgSuperResolutionPipeline", "needs something for its original_image"),
         ("StableAudio3InpaintPipeline", "needs something other than an image"),
         ("VersatileDiffusionPipeline", "makes no images, video or sound"),

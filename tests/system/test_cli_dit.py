@@ -210,6 +210,24 @@ def test_video_starts_from_a_picture(animator: Stack, tmp_path: Path):
 
 
 @pytest.mark.long
+def test_video_starts_from_a_video(film_maker: Stack, tmp_path: Path):
+    options = ["--url", film_maker.url, "--steps", "2", "--seed", "1"]
+    done = quartet("video", "a ball", "--out", "a.mp4", "--size", "64x48", "--frames", "9", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    frames = []
+    for prompt, out in (("at night", "b.mp4"), ("at noon", "c.mp4")):
+        done = quartet("video", prompt, "--video", "a.mp4", "--out", out, *options, "--frames", "5", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"wrote {out}: 64x48, 5 frames, 16 a second, seed 1\n"
+        with av.open(tmp_path / out) as opened:
+            frames.append(np.stack([frame.to_ndarray(format="rgb24") for frame in opened.decode(video=0)]))
+    assert not np.array_equal(*frames)
+    done = quartet("video", "x", "--control-video", "a.mp4", "--out", "d.mp4", *options, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "control_video" in done.stderr
+
+
+@pytest.mark.long
 def test_sound_writes_a_file(foley: Stack, tmp_path: Path):
     options = ["--url", foley.url, "--seconds", "0.25", "--steps", "3", "--seed", "4"]
     for name in ("a.wav", "a.flac"):
