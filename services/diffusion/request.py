@@ -225,6 +225,7 @@ def resolve(
     arguments |= _size(start, info, images or controls, follows_picture)
     arguments |= _videos(cls, family.frames, video, control_video)
     if video or control_video:
+        _check_size(arguments["width"], arguments["height"], info)  # of a long and narrow video
         frames = arguments.get(family.frames) or len(video)
         _check_frames(arguments["width"], arguments["height"], frames, start, info)
     if images:
