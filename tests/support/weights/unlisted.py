@@ -318,7 +318,7 @@ def class_images() -> Any:
         vae=_vae(),
         scheduler=diffusers.DDIMScheduler(),
     )
-    pipeline.register_to_config(id2label={0: "tench, Tinca tinca", 7: "cock"})
+    pipeline.register_to_config(id2label={0: "tench, Tinca tinca", 7: "cock", 207: "golden retriever"})
     return pipeline
 
 
@@ -355,6 +355,11 @@ def control_net() -> Any:
 
 def further_control_net() -> Any:
     return diffusers.ControlNetModel(**_CONTROL, global_pool_conditions=True)
+
+
+def control_net_xl() -> Any:
+    """For `stable_diffusion_xl`."""
+    return diffusers.ControlNetModel(**_CONTROL | _XL)
 
 
 def union_control_net() -> Any:
