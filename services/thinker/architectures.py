@@ -48,9 +48,10 @@ def refusal(architectures: Sequence[str], own_code: bool = False) -> str | None:
         return None
     name = architectures[0]
     written = _written(tables)
-    if name in written or embeds(name):
+    if embeds(name) or (name in written and not _needs_tekken(*written[name])):
         return None
-    does = next((does for table, does in _OTHERS.items() if name in tables.get(table, {})), None) or _unlisted(name)
+    of_others = (does for table, does in _OTHERS.items() if name in tables.get(table, {}))
+    does = _TEKKEN if name in written else next(of_others, None) or _unlisted(name)
     if does is None:
         return None
     if does == _UNKNOWN and own_code:
@@ -82,6 +83,11 @@ def writes(architecture: str) -> bool:
 
 
 def transcribes(architecture: str) -> bool:
+    """Whether vLLM's class makes prompts for speech that is to be written down; False if that is not known."""
+    return _is_a(architecture, "SupportsTranscription")
+
+
+def only_transcribes(architecture: str) -> bool:
     """Whether vLLM's class writes down speech, and does nothing else; False if that is not known."""
     where = _written(_tables() or {}).get(architecture)
     return where is not None and _only_transcribes(*where)
@@ -95,6 +101,11 @@ def takes_media(architecture: str) -> bool:
 
 def keeps_state(architecture: str) -> bool:
     """Whether the class keeps a state beside keys and values, as Mamba does; False if that is not known."""
+    return _is_a(architecture, "HasInnerState", "IsHybrid", "IsAttentionFree")
+
+
+def _is_a(architecture: str, *names: str) -> bool:
+    """Whether vLLM's class has a base of one of these `names`, as far as its module tells."""
     where = _written(_tables() or {}).get(architecture)
     if where is None:
         return False
@@ -103,12 +114,13 @@ def keeps_state(architecture: str) -> bool:
         seen.add(name := left.pop())
         header = re.search(rf"^class {name}\((.*?)\):$", source, re.M | re.S)
         bases = re.findall(r"\w+", header[1]) if header else []
-        if {"HasInnerState", "IsHybrid", "IsAttentionFree"}.intersection(bases):
+        if set(names).intersection(bases):
             return True
         left += [base for base in bases if base not in seen]
     return False
 
 
+_TEKKEN = "vLLM reads with a tekken.json alone, for which there is no tokenizer here"
 _UNKNOWN = "neither vLLM nor transformers has here"
 
 
@@ -161,6 +173,11 @@ def _auto() -> Mapping[str, frozenset[str]]:
         r"^MODEL_FOR_(\w+?)(?:_MAPPING)?_NAMES = OrderedDict\((.*?)^\)", _source("transformers", _AUTO), re.M | re.S
     )
     return {kind: frozenset(re.findall(r'"(\w+)"', body)) for kind, body in found}
+
+
+def _needs_tekken(module: str, _: str) -> bool:
+    """Whether the class in vLLM's `module` refuses all tokenizers but Mistral's own."""
+    return "requires `--tokenizer-mode mistral`" in _module(module)
 
 
 def _only_transcribes(module: str, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -170,6 +170,13 @@ class Prompt:
     engine_input: Any = field(repr=False)
     opens_thought: bool = False
 
+    @classmethod
+    def read(cls, engine_input: Any, opens_thought: bool = False) -> Self:
+        """Of a model that has media and text in one prompt."""
+        audio, image = (_embedded(engine_input, kinds) for kinds in (("audio",), ("image", "video")))
+        token_ids = list(engine_input["prompt_token_ids"])
+        return cls(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input, opens_thought)
+
     @property
     def placeholders(self) -> Iterator[tuple[MediaKind, int, int]]:
         """(kind, first position, positions) of each medium, those of a kind in their order."""
@@ -182,6 +189,15 @@ def _characters(value: Any) -> int:
     if isinstance(value, dict | list):
         return sum(map(_characters, value.values() if isinstance(value, dict) else value))
     return len(value) if isinstance(value, str) else 0
+
+
+def _embedded(engine_input: Any, kinds: Iterable[str]) -> np.ndarray:
+    """Positions of a prompt whose embeddings are those of media of these kinds: (tokens) bool."""
+    mask = np.zeros(len(engine_input["prompt_token_ids"]), dtype=bool)
+    placeholders = engine_input.get("mm_placeholders") or {}
+    for place in (place for kind in kinds for place in placeholders.get(kind, ())):
+        mask[place.offset : place.offset + place.length] |= True if place.is_embed is None else place.is_embed.numpy()
+    return mask
 
 
 def check_token_ids(field: str, token_ids: Iterable[int], vocab_size: int) -> None:

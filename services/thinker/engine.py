@@ -100,7 +100,7 @@ class ThinkerEngine:
         renderer: vLLM's preprocessor of prompts.
         tool_parser: the one that the settings name, or the checkpoint, if any.
         runner_is_v2: whether vLLM's model runner is V2.
-        speech_prompts: of a model that writes down speech, and answers nothing; else None.
+        speech_prompts: those by which the model writes down speech; None: it has none of its own.
     """
 
     def __init__(

@@ -61,7 +61,8 @@ class ThinkerCheckpoint:
         keeps_state: whether it keeps a state of what it read beside keys and values.
         sound_tokens_per_s: fewest tokens that a second of sound becomes; 0: not known.
         positions_per_s: rope positions of a second of a video; 0: none.
-        transcribes: whether it writes down speech, and does nothing else.
+        transcribes: whether the model's class in vLLM makes the prompts of speech that is to be written down.
+        only_transcribes: whether it writes down speech, and does nothing else.
     """
 
     folder: Path
@@ -80,6 +81,7 @@ class ThinkerCheckpoint:
     sound_tokens_per_s: float = field(default=0.0, kw_only=True)
     positions_per_s: float = field(default=0.0, kw_only=True)
     transcribes: bool = field(default=False, kw_only=True)
+    only_transcribes: bool = field(default=False, kw_only=True)
 
     def row_kinds(self) -> tuple[RowKind, ...]:
         """The rows that are kept of every token, and offered beside the token ids."""

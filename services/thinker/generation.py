@@ -62,7 +62,7 @@ class Generation:
         start, engine = self.start, self.engine
         if start.count_only and self.output is not None:
             raise InvalidInput("output_stream_id", "must be unset with count_only: there is nothing to stream")
-        refuse_transcription(start, engine.checkpoint.transcribes)
+        refuse_transcription(start, engine.speech_prompts is not None, engine.checkpoint.only_transcribes)
         logprobs.refuse(start.sampling, self.settings)
         if start.sampling.HasField("thinking_token_budget") and engine.checkpoint.reasoning is None:
             raise InvalidInput("sampling.thinking_token_budget", "this model does not think; leave it out")
@@ -81,7 +81,7 @@ class Generation:
         self._params = sampling_params(sampling, engine.sampling_defaults, vocab_size, self._schema, self._calls())
         if start.HasField("beams"):
             self._params = beams.params_of(start)
-        if engine.speech_prompts is not None:
+        if engine.speech_prompts is not None and start.HasField("transcription"):
             engine.speech_prompts.suppress(self._params)
         kind = sampling.WhichOneof("structure")
         structure = f"sampling.{kind}" if kind else "sampling"
@@ -195,7 +195,9 @@ class Generation:
         thinks = checkpoint.reasoning if not start.HasField("prompt") else None  # else it is all of it text
         thought = ThoughtParser(thinks, self._prompt.opens_thought) if thinks else None
         chooses = bool(start.sampling.logprob_token_ids)
-        return DeltaWriter(checkpoint.tokenizer, top_logprobs, parser, thought, chooses)
+        prompts = self.engine.speech_prompts if start.HasField("transcription") else None
+        clean = prompts.cleaner() if prompts else None
+        return DeltaWriter(checkpoint.tokenizer, top_logprobs, parser, thought, chooses, clean)
 
     def _parameters(self) -> dict[str, dict[str, Any]]:
         """Schemas of the tools that may be called, by their fields."""

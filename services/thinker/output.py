@@ -121,6 +121,7 @@ class DeltaWriter:
         chooses: whether all alternatives that come are reported: the request chose them.
         tool_calls: finds calls in the text; None: there are no tools.
         thought: finds the thought before the answer; None: the model has none.
+        clean: leaves marks out of a text, piece by piece: takes one, and whether it is the last. None: there are none.
         token_ids: of the answer so far.
     """
 
@@ -129,6 +130,7 @@ class DeltaWriter:
     tool_calls: ToolCallParser | NamedToolParser | None
     thought: ThoughtParser | None = None
     chooses: bool = False
+    clean: Callable[[str, bool], str] | None = None
     token_ids: list[int] = field(init=False, default_factory=list)
 
     @cached_property
@@ -168,6 +170,8 @@ class DeltaWriter:
         """The message for `step`."""
         reasoning, text, token_ids = self._separated(step)
         parser, is_last = self.tool_calls, step.finish_reason is not None
+        if self.clean is not None:
+            text = self.clean(text, is_last)
         message = parser.feed(text, token_ids, is_last) if parser else thinker_pb2.GenerateDelta(text=text)
         message.reasoning = reasoning
         message.token_ids.extend(step.token_ids)

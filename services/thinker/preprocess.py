@@ -4,7 +4,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from services.common.media.calls import Read
 from services.common.media.decoders import Decoders
 from services.thinker import frames
 from services.thinker.config import ThinkerSettings
-from services.thinker.conversation import Conversation, Cut, FrameChoice, MediaFile, Prompt, SpokenInput, runs
+from services.thinker.conversation import Conversation, Cut, FrameChoice, MediaFile, Prompt, SpokenInput
 from services.thinker.engine import ThinkerEngine
 from services.thinker.media import (
     Spent,
@@ -96,12 +96,13 @@ class Preprocessor:
             engine_input: Any = await self._engine.renderer.process_for_engine_async(prompt, time.time())
         except ValueError as error:  # its text quotes vLLM's objects
             raise InvalidMedia(conversation.field, "the model takes no media of such a size or length") from error
-        return self._prompt(engine_input, opens_thought, conversation.field)
+        return self._fitting(Prompt.read(engine_input, opens_thought), conversation.field)
 
     async def _transcription(self, spoken: SpokenInput) -> Prompt:
-        assert self._engine.speech_prompts is not None, "a model that answers was asked to transcribe"
+        assert self._engine.speech_prompts is not None, "a model without prompts for it was asked to transcribe"
         samples = await self._decoders.run(self._media, self._speech, spoken.file)
-        return await self._engine.speech_prompts.prompt(self._engine, samples, spoken)
+        prompt = await self._engine.speech_prompts.prompt(self._engine, samples, spoken)
+        return self._fitting(prompt, "transcription")
 
     def _speech(self, file: MediaFile, read: Read) -> np.ndarray:
         """(samples) float32 of a sound that is to be written down."""
@@ -187,11 +188,9 @@ class Preprocessor:
             raise InvalidMedia(file.field, f"its sound must last longer than {least_ms:g} ms")
         return samples
 
-    def _prompt(self, engine_input: Any, opens_thought: bool, field: str) -> Prompt:
-        token_ids = list(engine_input["prompt_token_ids"])
-        refuse_longer(len(token_ids), self._engine.max_context_tokens, field)
-        audio, image = (_embedded(engine_input, kinds) for kinds in (("audio",), ("image", "video")))
-        return Prompt(token_ids, runs(audio | image), int(audio.sum()), int(image.sum()), engine_input, opens_thought)
+    def _fitting(self, prompt: Prompt, field: str) -> Prompt:
+        refuse_longer(len(prompt.token_ids), self._engine.max_context_tokens, field)
+        return prompt
 
     def _shortened(self, token_ids: list[int], cut: Cut | None) -> list[int]:
         """Raises InvalidInput: so many tokens leave no room for an answer."""
@@ -220,12 +219,3 @@ def _metadata(track: VideoTrack) -> dict[str, Any]:
         "video_backend": "quartet",
         "do_sample_frames": False,
     }
-
-
-def _embedded(engine_input: Any, kinds: Iterable[str]) -> np.ndarray:
-    """Positions of a prompt whose embeddings are those of media of these kinds: (tokens) bool."""
-    mask = np.zeros(len(engine_input["prompt_token_ids"]), dtype=bool)
-    placeholders = engine_input.get("mm_placeholders") or {}
-    for place in (place for kind in kinds for place in placeholders.get(kind, ())):
-        mask[place.offset : place.offset + place.length] |= True if place.is_embed is None else place.is_embed.numpy()
-    return mask

@@ -101,17 +101,17 @@ def read_conversation(
     return conversation
 
 
-def refuse_transcription(start: thinker_pb2.GenerateStart, transcribes: bool) -> None:
-    """Raises InvalidInput: the model `transcribes` and is asked for an answer, or the other way round."""
+def refuse_transcription(start: thinker_pb2.GenerateStart, transcribes: bool, only: bool) -> None:
+    """Raises InvalidInput: the model `only` transcribes and is asked for an answer, or has no prompts for it."""
     field = "prompt" if start.HasField("prompt") else "messages"
     if not start.HasField("transcription"):
         reason = f"this model {TRANSCRIBES}; send a sound to /v1/audio/transcriptions"
-        require(not transcribes, field, reason)
+        require(not only, field, reason)
         return
     require(transcribes, "transcription", "this model answers messages: send the sound in one, and what to do with it")
     for name in ("messages", "tools", "output_stream_id", "chat_template_kwargs_json", "use_audio_in_video"):
         require(not getattr(start, name), name, "cannot be beside a transcription; leave it out")
-    for name in ("prompt", "beams", "truncate_prompt_tokens"):
+    for name in ("prompt", "truncate_prompt_tokens", *(("beams",) if only else ())):
         require(not start.HasField(name), name, "cannot be beside a transcription; leave it out")
 
 

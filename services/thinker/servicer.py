@@ -196,6 +196,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 reasons=engine.checkpoint.reasoning is not None,
                 transcribes=engine.speech_prompts is not None,
                 max_sound_s=_finite(engine.speech_prompts.max_s) if engine.speech_prompts else 0.0,
+                only_transcribes=engine.checkpoint.only_transcribes,
             ),
         )
 
@@ -203,8 +204,8 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
 
 
 async def _warm_up(engine: ThinkerEngine, preprocessor: Preprocessor) -> None:
-    hello = Conversation([Message("user", ["Hello"])])
-    if engine.speech_prompts is not None:
+    hello, answers = Conversation([Message("user", ["Hello"])]), not engine.checkpoint.only_transcribes
+    if engine.speech_prompts is not None and not (answers and preprocessor.template.reads_users):
         hello = Conversation([], spoken=SpokenInput(MediaFile("audio", _silence(), "warm-up"), "en"))
     elif not engine.checkpoint.chat_template:
         hello = Conversation([], raw=RawPrompt("Hello"))

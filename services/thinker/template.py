@@ -20,6 +20,9 @@ class ChatTemplate:
     """Applies a checkpoint's chat template. For any thread.
 
     What messages and tools say becomes no control token, however it is written: those are the template's.
+
+    Attributes:
+        reads_users: whether the template writes what users say in words. One for models that write down speech may not.
     """
 
     def __init__(self, checkpoint: ThinkerCheckpoint) -> None:
@@ -27,6 +30,10 @@ class ChatTemplate:
         self._special_ids = checkpoint.special_ids
         media = checkpoint.tokenizer.convert_ids_to_tokens(list(checkpoint.placeholders.values()))
         self._texts = PromptTokenizer(checkpoint.tokenizer, " ".join([checkpoint.chat_template, *media]))
+        mark = str(secrets.randbits(128))  # that changing letters leaves as it is
+        has_text = self._is_written(mark, mark)
+        self._takes_parts = not has_text and self._is_written(mark, [{"type": "text", "text": mark}])
+        self.reads_users = has_text or self._takes_parts
 
     def least(self, conversation: Conversation) -> int:
         """Fewest tokens that the prompt can have: templates may leave out earlier answers."""
@@ -106,14 +113,26 @@ class ChatTemplate:
             reason = f"the model's chat template refuses them: {self._texts.reveal(str(error))}"
             raise InvalidInput("messages", reason) from error
 
+    def _is_written(self, mark: str, content: Any) -> bool:
+        """Whether the template writes `mark`, which a user's `content` has. True: it refuses such a message."""
+        try:
+            turns = [{"role": "user", "content": content}]
+            return mark in templater(self._checkpoint.processor).apply_chat_template(turns, tokenize=False)
+        except Exception:  # a template may raise anything
+            return True
+
     def _refuse_unwritten(self, conversation: Conversation) -> None:
-        """Raises InvalidInput: the template leaves out a message of an unusual role."""
+        """Raises InvalidInput: the template leaves out a message of an unusual role, or what a user says in words."""
+        for i, message in enumerate(conversation.messages):
+            if message.role == "user" and not self.reads_users and any(map(_is_text, message.parts)):
+                reason = "the model's chat template leaves out what users write; send sounds alone"
+                raise InvalidInput(f"messages[{i}].content", f"{reason}, and what is to be known as a system message")
         unusual = [i for i, message in enumerate(conversation.messages) if message.role not in ROLES]
         if not unusual:
             return
         mark = secrets.token_hex(16)
         turns = [
-            {"role": message.role, "content": f"{mark}-{i}-"} if i in unusual else self._turn(message)
+            {"role": message.role, "content": self._text(f"{mark}-{i}-")} if i in unusual else self._turn(message)
             for i, message in enumerate(conversation.messages)
         ]
         text = self._render(turns, conversation, conversation.asks)
@@ -156,7 +175,7 @@ class ChatTemplate:
         # Stands for an answer while the template runs; no text can have it, as nobody can guess it.
         mark = f"answer-{secrets.token_hex(16)}"
         turns = [
-            {"role": message.role, "content": f"{mark}-{i}-"} if i in answers else self._turn(message)
+            {"role": message.role, "content": self._text(f"{mark}-{i}-")} if i in answers else self._turn(message)
             for i, message in enumerate(conversation.messages)
         ]
         text = self._render(turns, conversation, conversation.asks, conversation.continues)
@@ -207,7 +226,7 @@ class ChatTemplate:
             texts = [conceal(part) for part in message.parts if isinstance(part, str)]
             content = "\n".join([*map(str, spelled), *texts]) if all(spelled) else content
         else:
-            content = conceal("".join(part for part in message.parts if isinstance(part, str)))
+            content = self._text(conceal("".join(part for part in message.parts if isinstance(part, str))))
         turn: dict[str, Any] = {"role": message.role, "content": content}
         optional = {
             "reasoning_content": conceal(message.reasoning),
@@ -216,6 +235,10 @@ class ChatTemplate:
             "name": self._texts.conceal(message.name),
         }
         return turn | {key: value for key, value in optional.items() if value}
+
+    def _text(self, text: str) -> Any:
+        """The content of a message that is a text."""
+        return [{"type": "text", "text": text}] if self._takes_parts else text
 
     def _concealed(self, value: Any) -> Any:
         """JSON, with all text in it concealed."""
@@ -254,6 +277,10 @@ def _as_sampled(before: str, opening: str) -> str:
             return before[: len(before) - size] + opening
     start = before.rfind(opening) if opening else -1
     return before if start < 0 else before[: start + len(opening)]
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str) and bool(part.strip())
 
 
 def _field(index: int) -> str:

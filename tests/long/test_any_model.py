@@ -1,5 +1,7 @@
 """Models that no family's row is about, served by `quartet up` as docs/any-model.md says: equal to transformers."""
 
+import base64
+import io
 import json
 import os
 import subprocess
@@ -11,13 +13,15 @@ from typing import Any
 import openai
 import pytest
 import torch
+from PIL import Image
 
 from cli.ports import free_ports
+from tests.support.samples.media import png
 from tests.support.systems.hub import serving
 from tests.support.systems.stack import running
 from tests.support.systems.terminal import Terminal, lines
 from tests.support.weights import text_models
-from tests.support.weights.text_models import text_checkpoint
+from tests.support.weights.text_models import PICTURED, text_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 PAGE = "docs/any-model.md"
@@ -158,6 +162,34 @@ def test_a_base_model_completes(tmp_path: Path) -> None:
         assert done.token_ids == reference.answer("The old king", True)  # pyright: ignore[reportAttributeAccessIssue]
         with pytest.raises(openai.BadRequestError, match=r"no chat template.*/v1/completions"):
             ask(client)
+
+
+@pytest.mark.weekly  # it starts a system for one answer
+@pytest.mark.parametrize(
+    "name", ["mistral", "gemma3", "phi3", "glm4_moe", "granite_hybrid", "qwen3_vl", "gemma3_images"]
+)
+def test_other_architectures_answer_over_http_as_transformers(name: str, tmp_path: Path) -> None:
+    """Qwen3 and Llama above, Whisper in test_transcriber.py."""
+    checkpoint, has_picture = text_checkpoint(name), name in PICTURED
+    libraries: Any = text_models.transformers
+    processor = libraries.AutoProcessor.from_pretrained(checkpoint)
+    file = png(96, 64)
+    content: Any = [{"type": "image"}, {"type": "text", "text": QUESTION}] if has_picture else QUESTION
+    turns = [{"role": "user", "content": content}]
+    text = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+    pictures = {"images": [Image.open(io.BytesIO(file)).convert("RGB")]} if has_picture else {}
+    inputs = processor(text=text, return_tensors="pt", add_special_tokens=False, **pictures)
+    with torch.inference_mode():
+        model = text_models.load(checkpoint)
+        ids = model.generate(**inputs, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)[0]
+    url = f"data:image/png;base64,{base64.b64encode(file).decode()}"
+    sent = [{"type": "image_url", "image_url": {"url": url}}] if has_picture else []
+    asked = [{"role": "user", "content": [*sent, {"type": "text", "text": QUESTION}]}]
+    memory = ("--thinker-arg=--dtype=float32", "--thinker-arg=--kv-cache-bytes=67108864")
+    with running(checkpoint, tmp_path / "run", *memory) as stack:
+        answer = ask(client_of(stack.url), messages=asked)
+        assert answer.choices[0].token_ids == ids[inputs["input_ids"].shape[1] :].tolist()
+        assert answer.usage.prompt_tokens == inputs["input_ids"].shape[1]
 
 
 def test_one_of_the_hub_that_cannot_be_a_thinker_is_refused_by_its_config(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Checkpoints that no family's row is about: what is found by looking at them, and which cannot be a thinker."""
 
+import copy
+import dataclasses
 import json
 import random
 import shutil
@@ -17,7 +19,7 @@ from services.common.errors import InvalidInput
 from services.families.any_model import marks
 from services.registry import family_of
 from services.thinker import architectures, tokens
-from services.thinker.conversation import Conversation, Message, RawPrompt
+from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt
 from services.thinker.engine import Step
 from services.thinker.family import ReasoningMarkers, ThinkerCheckpoint, ToolCallMarkers, load_checkpoint
 from services.thinker.output import DeltaWriter
@@ -26,6 +28,7 @@ from services.thinker.tokens import PromptTokenizer
 from tests.pure.test_thinker_tokens import HONEST
 from tests.support import engines
 from tests.support.weights import text_models
+from tests.support.weights.speech_models import published_checkpoint
 from tests.support.weights.text_models import text_checkpoint
 
 TOKENIZERS: list[Callable[[], Any]] = [
@@ -45,6 +48,7 @@ REFUSED = {
     "ViTForImageClassification": "is for image classification",
     "MptForCausalLM": "vLLM ran until 0.28.0, and does not any more",
     "GPTNeoForCausalLM": "transformers has in a form that vLLM cannot run",
+    "VoxtralForConditionalGeneration": "vLLM reads with a tekken.json alone, for which there is no tokenizer here",
     "NobodysForCausalLM": "neither vLLM nor transformers has here",
 }
 TEMPLATES = {  # pieces of templates: the markers or the parser of calls
@@ -119,7 +123,9 @@ def test_models_that_transcribe_have_a_pipeline_of_their_own(tmp_path: Path) -> 
     engines.require("vllm")
     names = {"WhisperForConditionalGeneration": True, "Qwen3ASRForConditionalGeneration": False}
     names |= {"LlamaForCausalLM": False, "NobodysForCausalLM": False}
-    assert {name: architectures.transcribes(name) for name in names} == names
+    assert {name: architectures.only_transcribes(name) for name in names} == names
+    prompted = dict.fromkeys(names, True) | {"LlamaForCausalLM": False, "NobodysForCausalLM": False}
+    assert {name: architectures.transcribes(name) for name in prompted} == prompted
     config = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert pipeline_for(str(tmp_path)).name == "transcription.yaml"
@@ -206,6 +212,36 @@ def test_the_token_before_a_text_stands_once_whoever_writes_it() -> None:
     for conversation in (Conversation([Message("user", ["hi"])]), Conversation([], raw=RawPrompt("hi"))):
         ids = template.apply(conversation)
         assert (ids[0], ids.count(bos)) == (bos, 1)
+
+
+def test_a_template_that_takes_parts_alone_gets_parts() -> None:
+    checkpoint = load_checkpoint(str(text_checkpoint("qwen3")))
+    parts = "{% for message in messages %}{% for part in message.content | selectattr('type', 'equalto', 'text') %}"
+    tokenizer = copy.deepcopy(checkpoint.tokenizer)
+    tokenizer.chat_template = f"{parts}<|im_start|>{{{{ part.text }}}}{{% endfor %}}{{% endfor %}}"
+    template = ChatTemplate(dataclasses.replace(checkpoint, processor=tokenizer))
+    ids = template.apply(Conversation([Message("user", ["Which day is it?"])]))
+    assert (template.reads_users, tokenizer.decode(ids)) == (True, "<|im_start|>Which day is it?")
+
+
+def test_words_of_users_are_refused_where_the_template_leaves_them_out() -> None:
+    checkpoint = load_checkpoint(str(published_checkpoint("qwen3_asr")))
+    template, sound = ChatTemplate(checkpoint), MediaFile("audio", b"", "sound")
+    turns = [Message("system", ["Ada"]), Message("user", [sound])]
+    assert "Ada" in checkpoint.tokenizer.decode(template.apply(Conversation(turns)))
+    refused = r"messages\[2\]\.content: the model's chat template leaves out what users write; send sounds alone"
+    with pytest.raises(InvalidInput, match=refused):
+        template.apply(Conversation([*turns, Message("user", ["hi"])]))
+
+
+def test_marks_are_left_out_of_the_text_and_not_of_the_tokens() -> None:
+    tokenizer = text_models.byte_level()
+    writer = DeltaWriter(tokenizer, None, None, clean=lambda piece, is_last: f"{piece.strip('<>')}{'.' * is_last}")
+    deltas = [
+        writer.delta(Step(text, [i], [{}], reason, 0, 0.0, 0.0))
+        for i, (text, reason) in enumerate([("<a", None), ("b>", "stop")])
+    ]
+    assert [(each.text, list(each.token_ids)) for each in deltas] == [("a", [0]), ("b.", [1])]
 
 
 def test_a_template_that_refuses_is_a_fault_of_the_messages() -> None:

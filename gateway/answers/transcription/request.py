@@ -77,7 +77,7 @@ class TranslationRequest(BeamMembers, ignoring(TranscriptSampling, *harmless.TRA
         return f"Listen to the provided {speech} and produce a translation in {self.to_language or 'English'} text."
 
     def transcription(self, sound: media_pb2.Media) -> thinker_pb2.Transcription:
-        """For a model that only transcribes."""
+        """For a model that has prompts of its own for it."""
         languages = {name: code_of(getattr(self, name)) for name in ("language", "to_language")}
         return thinker_pb2.Transcription(
             sound=sound, translates=self.task == "translate", hints=self.prompt or "", **languages

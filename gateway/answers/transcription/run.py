@@ -67,7 +67,7 @@ class TranscriptionRun:
         self._hears = stage.info.thinker
         if "audio" not in self._hears.input_modalities:
             raise invalid("model", "does not hear", "unsupported_model")
-        if self._hears.transcribes and request.use_beam_search:
+        if self._hears.only_transcribes and request.use_beam_search:
             raise invalid("use_beam_search", "this model searches for no beams; leave it out")
 
     @property
@@ -151,12 +151,12 @@ class TranscriptionRun:
         if self.request.response_format == "verbose_json":
             sampling.top_logprobs = 0
         start = thinker_pb2.GenerateStart(sampling=sampling, lora=self._lora)
+        self.request.search(start, self.request.n or 1)
         file = encode_audio(window.pcm16, RATE_HZ, "wav")
         sound = media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=file, field=self.sound.field)
         if self._hears.transcribes:
             start.transcription.CopyFrom(self.request.transcription(sound))
             return start
-        self.request.search(start, self.request.n or 1)
         content = start.messages.add(role="user").content
         content.add(media=sound)
         content.add(text=self._instruction)

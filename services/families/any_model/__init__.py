@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.thinker.architectures import embeds, refusal, scores, takes_media, transcribes
+from services.thinker import architectures
+from services.thinker.architectures import embeds, refusal, scores, takes_media
 
 
 def has_speech(config: Mapping[str, Any]) -> bool:
@@ -12,7 +13,7 @@ def has_speech(config: Mapping[str, Any]) -> bool:
 
 def only_transcribes(config: Mapping[str, Any]) -> bool:
     """See `services.registry.Family.only_transcribes`."""
-    return transcribes(config["architectures"][0])
+    return architectures.only_transcribes(config["architectures"][0])
 
 
 def may_hear(config: Mapping[str, Any]) -> bool:

@@ -5,15 +5,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from services.families.any_model.sections import text_sections
 from services.sizes import DTYPE_BYTES, Sizes, adapted_bytes, kv_bytes, weights_dtype
-
-_TEXT = ("text_config", "llm_config", "language_config")
 
 
 def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Sizes:
     """Raises ValueError, KeyError: config.json lacks a size."""
-    text = next((config[name] for name in _TEXT if isinstance(config.get(name), dict)), config)
-    element = DTYPE_BYTES.get(weights_dtype(config, text), 2)
+    *_, text = sections = text_sections(config)
+    element = DTYPE_BYTES.get(weights_dtype(*sections), 2)
     if "decoder_layers" in text:  # attends to what it has written, and to the encoder
         text = _of_decoder(text)
     heads = text["num_attention_heads"]

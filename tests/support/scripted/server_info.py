@@ -43,7 +43,8 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         elif stage == "ears":
             self.info.stage, self.info.model = "thinker", "scripted-ears"
             self.info.thinker.input_modalities[:] = ["audio"]
-            self.info.thinker.transcribes, self.info.thinker.max_sound_s = True, 30.0
+            self.info.thinker.transcribes, self.info.thinker.only_transcribes = True, True
+            self.info.thinker.max_sound_s = 30.0
         elif stage == "code2wav":
             self.info.code2wav.sample_rate_hz = SAMPLE_RATE_HZ
             self.info.code2wav.samples_per_frame = SAMPLES_PER_FRAME

@@ -186,6 +186,27 @@ def deepseek_v2() -> tuple[Any, Any]:
     )
 
 
+def glm4_moe() -> tuple[Any, Any]:
+    """As DeepSeek's: a dense layer, then groups of experts, of which a biased sigmoid chooses, beside a shared one."""
+    tokenizer = byte_level()
+    return tokenizer, transformers.Glm4MoeConfig(
+        **sizes(
+            tokenizer,
+            head_dim=32,
+            n_routed_experts=8,
+            n_shared_experts=1,
+            num_experts_per_tok=2,
+            moe_intermediate_size=32,
+            first_k_dense_replace=1,
+            n_group=2,
+            topk_group=1,
+            norm_topk_prob=True,
+            routed_scaling_factor=1.5,
+            num_hidden_layers=3,
+        )
+    )
+
+
 def granite_hybrid() -> tuple[Any, Any]:
     """Mamba-2 and attention in turns."""
     tokenizer = byte_level()
@@ -342,7 +363,8 @@ def whisper() -> tuple[Any, Any]:
 
 
 MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
-    make.__name__: make for make in (qwen3, llama, gemma3, mistral, phi3, qwen3_moe, deepseek_v2, granite_hybrid)
+    make.__name__: make
+    for make in (qwen3, llama, gemma3, mistral, phi3, qwen3_moe, glm4_moe, deepseek_v2, granite_hybrid)
 }
 PICTURED: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     make.__name__: make for make in (qwen3_vl, gemma3_images, llava)
@@ -376,7 +398,7 @@ def _fourth_token(model: Any, tokenizer: Any) -> int:
     return int(ids[0, -1])
 
 
-def _name_as_published(weights: Path) -> None:
+def name_as_published(weights: Path) -> None:
     """transformers reads, but does not write, the names that vLLM knows."""
     tower, language = "vision_tower.", "language_model.model."
     names = {
@@ -409,6 +431,6 @@ def text_checkpoint(name: str, *, template: bool = True) -> Path:
         model.save_pretrained(out)
         processor.save_pretrained(out)
         if name in ("llava", "gemma3_images", *HEARING):
-            _name_as_published(out / "model.safetensors")
+            name_as_published(out / "model.safetensors")
 
     return kept_folder(make, "text", name, template, Path(__file__))
