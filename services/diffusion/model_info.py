@@ -2,10 +2,11 @@
 
 import json
 import math
+from typing import Any
 
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.diffusion import found, nets
-from services.diffusion.arguments import described
+from services.diffusion.arguments import described, needed_texts
 from services.diffusion.config import PipelineSettings
 from services.diffusion.found import default_of, parameters_of
 from services.diffusion.pictures import Pictures
@@ -64,7 +65,7 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         info.frames_multiple, info.max_frames = multiple, (settings.max_frames - 1) // multiple * multiple + 1
         info.default_frames = min(found.own_frames(pipe, family.frames), info.max_frames)
         info.max_video_pixels = settings.max_video_pixels
-        info.frames_per_second = family.fps
+        info.frames_per_second = getattr(pipe, "fps", None) or family.fps
         if family.soundtrack:
             info.soundtrack_rate_hz = found.sample_rate_hz(pipe)
     if family.media == "sound":
@@ -97,7 +98,8 @@ def _check_settings(info: server_info_pb2.DitInfo) -> None:
 def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
     """The checkpoint's own task first."""
     own = _OWN_TASKS[models.family.media, models.family.needs_image]
-    return [own, dit_pb2.DIT_TASK_IMAGE_EDIT] if "edit" in models.pipelines else [own]
+    edit = _OWN_TASKS.get((models.family.media, True))
+    return [own, edit] if "edit" in models.pipelines and edit is not None else [own]
 
 
 def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int = 0, times: int = 1) -> OutputSpec:
@@ -118,9 +120,10 @@ def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int
     if info.sample_rate_hz and not family.listed:
         start.audio_s = min(_WARM_UP_AUDIO_S, info.max_audio_s)
     pictures = _warm_up_pictures(models, info, side, number) if side else Pictures()
+    further: dict[str, Any] = dict.fromkeys(needed_texts(type(models.pipeline)), _WARM_UP_PROMPTS[number])
     if nets.needs_control_modes(models.pipeline):
-        modes = [0] * info.control_images if nets.takes_several(models.pipeline) else 0
-        start.arguments = json.dumps({"control_mode": modes})
+        further["control_mode"] = [0] * info.control_images if nets.takes_several(models.pipeline) else 0
+    start.arguments = json.dumps(further) if further else ""
     return resolve(start, pictures, models, info)[0]
 
 
