@@ -31,8 +31,10 @@ class _Arguments(BaseModel):
 
 @cache
 def offered(cls: type[DiffusionPipeline]) -> dict[str, tuple[Any, Any]]:
-    """Name -> (type, default) of the arguments that JSON can say and that no field of a request has. A text may have the
-    default `...`: each request must say it."""
+    """Name -> (type, default) of the arguments that JSON can say and that no field of a request has.
+
+    A text may have the default `...`: each request must say it.
+    """
     found, reserved = {}, {*_OF_REQUESTS, guidance_of(cls)}
     for name, parameter in parameters_of(cls).items():
         default, kind = parameter.default, _plain(parameter.annotation)

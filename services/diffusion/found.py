@@ -285,7 +285,7 @@ def own_frames(pipeline: Any, argument: str) -> int:
     configs = _configs(pipeline)
     known = [default_of(type(pipeline), argument), getattr(pipeline, "default_num_frames", None)]
     known += [getattr(config, name, None) for name in ("sample_frames", "num_frames") for config in configs]
-    return next((value for value in known if isinstance(value, int)), 0)
+    return next((value for value in known if isinstance(value, int)), getattr(pipeline, "usual_frames", 0))
 
 
 def tokenizer_of(pipeline: Any) -> PreTrainedTokenizerBase | None:

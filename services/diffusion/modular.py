@@ -26,6 +26,7 @@ _PICTURE, _MASK = {"image": True}, {"mask_image": True}
 _WORDS = {"": {}, "Img2Img": _PICTURE, "Inpaint": _PICTURE | _MASK}
 """Task, as names of pipeline classes say it -> what its requests bring beside that."""
 _PACKED = re.compile(r"vae_scale_factor\w* \* 2\b")
+_ONLY_PIL = re.compile(r"""output_type != ["']pil["']""")
 _LAYERS = "layers"  # an input of blocks that make several pictures of one
 
 
@@ -47,6 +48,8 @@ class BlocksPipeline(ModularPipeline, DiffusionPipeline):  # pyright: ignore[rep
         wanted: components that its task reads from the checkpoint.
         packs: latents, along a side, that are one entry of what the model reads.
         guiders: whose scales are arguments of the call.
+        only_pil: whether its pictures can only be had as PIL's.
+        usual_frames: of a video whose blocks do not say how many they make.
         fields: field of the call's result, as pipeline classes name it -> output of the blocks.
         variants: words as in `Img2Img` -> the class of that task, which has the same components.
     """
@@ -56,6 +59,8 @@ class BlocksPipeline(ModularPipeline, DiffusionPipeline):  # pyright: ignore[rep
     wanted: ClassVar[frozenset[str]]
     packs: ClassVar[int]
     guiders: ClassVar[tuple[_Guider, ...]]
+    only_pil: ClassVar[bool]
+    usual_frames: ClassVar[int] = 121
     fields: ClassVar[Mapping[str, str]]
     variants: ClassVar[Mapping[str, type["BlocksPipeline"]]] = {}
 
@@ -103,6 +108,8 @@ class BlocksPipeline(ModularPipeline, DiffusionPipeline):  # pyright: ignore[rep
             scale = arguments.pop(guider.argument, None)
             if scale is not None and (own := getattr(self, guider.component, None)) is not None:
                 vars(view)[guider.component] = type(own).from_config(own.config, guidance_scale=scale)
+        if self.only_pil:
+            arguments["output_type"] = "pil"
         state = ModularPipeline.__call__(view, **arguments)
         made = {field: state.get(output) for field, output in self.fields.items()}
         return {field: value for field, value in made.items() if value is not None}
@@ -155,13 +162,15 @@ def _known(index: Index) -> tuple[type[ModularPipeline], ModularPipelineBlocks]:
     if not (inspect.isclass(cls) and issubclass(cls, ModularPipeline)):
         have = f"diffusers {diffusers.__version__} has no such modular pipeline, or lacks a package for it"
         raise ValueError(f"{index.NAME} names {name!r}: {have}; {NO_CODE}")
-    for blocks_name in (index.blocks_name, cls.default_blocks_name):
-        blocks = getattr(diffusers, blocks_name, None) if isinstance(blocks_name, str) else None
-        if inspect.isclass(blocks) and issubclass(blocks, ModularPipelineBlocks) and getattr(blocks, "block_classes", 0):
-            return cls, blocks()
+    given = index.blocks_name or cls.default_blocks_name
+    made = getattr(diffusers, given, None) if isinstance(given, str) else None
+    if inspect.isclass(made) and issubclass(made, ModularPipelineBlocks):
+        if not getattr(made, "block_classes", None):  # blocks that were put together leave no name of their own
+            made = getattr(diffusers, str(cls.default_blocks_name), None)
+        if made is not None:
+            return cls, made()
     raise ValueError(
-        f"{index.NAME} names the blocks {index.blocks_name!r}, which diffusers {diffusers.__version__} does not have; "
-        f"{NO_CODE}"
+        f"{index.NAME} names the blocks {given!r}, which diffusers {diffusers.__version__} does not have; {NO_CODE}"
     )
 
 
@@ -190,14 +199,15 @@ def _task_class(
         if guider.argument not in taken:
             named = Parameter(guider.argument, Parameter.KEYWORD_ONLY, default=guider.scale, annotation=float)
             parameters.append(named)
-    outputs = {each.name for each in run.outputs}
+    outputs, sources = {each.name for each in run.outputs}, [inspect.getsource(type(each)) for each in _leaves(run)]
     members: dict[str, Any] = {
         "__call__": _call_of(Signature(parameters)),
         "__module__": cls.__module__,
         "index": index,
         "own_blocks": blocks,
         "wanted": frozenset(each.name for each in run.expected_components),
-        "packs": 2 if any(_PACKED.search(inspect.getsource(type(block))) for block in _leaves(run)) else 1,
+        "packs": 2 if any(map(_PACKED.search, sources)) else 1,
+        "only_pil": any(map(_ONLY_PIL.search, sources)),
         "guiders": tuple(guider for guider in guiders if guider.argument not in taken),
         "fields": {} if _LAYERS in taken else _fields(outputs),
     }
@@ -260,7 +270,9 @@ def _leaves(blocks: Any) -> Iterable[Any]:
 def _lacks(cls: type[BlocksPipeline]) -> list[str]:
     """Models of its task without which no call works, and for which the index names no files."""
     wanted = {each.name: each.type_hint for each in cls.own_blocks.expected_components if each.name in cls.wanted}
-    needed = [name for name, kind in wanted.items() if name == "vae" or (inspect.isclass(kind) and found.is_denoiser(kind))]
+    needed = [
+        name for name, kind in wanted.items() if name == "vae" or (inspect.isclass(kind) and found.is_denoiser(kind))
+    ]
     return [name for name in needed if not cls.index.names(name)]
 
 

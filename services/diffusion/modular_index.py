@@ -53,7 +53,9 @@ class Index:
         for name, entry in self.components().items():
             library, cls = entry["type_hint"] or (None, None)
             if library is not None and library.partition(".")[0] not in _LIBRARIES and not _is_of_pipelines(library):
-                raise ValueError(f"{MODULAR_INDEX}: its {name} is {library}.{cls}, of no library that is served; {NO_CODE}")
+                raise ValueError(
+                    f"{MODULAR_INDEX}: its {name} is {library}.{cls}, of no library that is served; {NO_CODE}"
+                )
 
     def components(self) -> dict[str, dict[str, Any]]:
         """Name -> where it is: `pretrained_model_name_or_path`, `subfolder`, `variant`, `revision`; and `type_hint`, its
@@ -112,7 +114,11 @@ class Index:
         for name in wanted:
             if name in components and self.names(name):
                 folder, entry = self.folder_of(name), components[name]
-                place = {"pretrained_model_name_or_path": str(folder.parent), "subfolder": folder.name, "revision": None}
+                place = {
+                    "pretrained_model_name_or_path": str(folder.parent),
+                    "subfolder": folder.name,
+                    "revision": None,
+                }
                 if not entry.get("subfolder"):
                     place |= {"pretrained_model_name_or_path": str(folder), "subfolder": ""}
                 entries[name] = [*self._entries[name][:2], entry | place]
