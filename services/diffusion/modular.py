@@ -14,7 +14,7 @@ from typing import Any, ClassVar, get_args, get_origin
 import diffusers
 import torch
 from diffusers.guiders.guider_utils import BaseGuidance
-from diffusers.modular_pipelines import ModularPipeline, ModularPipelineBlocks
+from diffusers.modular_pipelines.modular_pipeline import ModularPipeline, ModularPipelineBlocks
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from services.diffusion import found
@@ -64,7 +64,8 @@ class BlocksPipeline(ModularPipeline, DiffusionPipeline):  # pyright: ignore[rep
     fields: ClassVar[Mapping[str, str]]
     variants: ClassVar[Mapping[str, type["BlocksPipeline"]]] = {}
 
-    __setattr__ = object.__setattr__  # DiffusionPipeline's writes the config, in another form
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # DiffusionPipeline's writes the config, in another form
 
     @classmethod
     def from_pretrained(cls, folder: Any, **options: Any) -> "BlocksPipeline":  # type: ignore[override]
@@ -87,7 +88,7 @@ class BlocksPipeline(ModularPipeline, DiffusionPipeline):  # pyright: ignore[rep
         pipeline.model_cpu_offload_seq = "->".join(
             name for name, part in pipeline.components.items() if isinstance(part, torch.nn.Module)
         )
-        for block in (pipeline._blocks, *_leaves(pipeline._blocks)):
+        for block in _leaves(pipeline._blocks):
             if hasattr(block, "set_progress_bar_config"):
                 block.set_progress_bar_config(disable=True)
         return pipeline
@@ -235,15 +236,15 @@ def _fields(outputs: set[str]) -> dict[str, str]:
 def _guiders(run: ModularPipelineBlocks, index: Index | None) -> Iterable[_Guider]:
     """Those that are on, and have a scale."""
     for each in run.expected_components:
-        if not inspect.isclass(each.type_hint) or not issubclass(each.type_hint, BaseGuidance):
+        cls, name, config = each.type_hint, str(each.name), dict(each.config or {})
+        if not inspect.isclass(cls) or not issubclass(cls, BaseGuidance):
             continue
-        cls, config = each.type_hint, dict(each.config or {})
-        if index is not None and (stored := index.guider(each.name)) is not None:
+        if index is not None and (stored := index.guider(name)) is not None:
             cls, config = stored
         scale = inspect.signature(cls.__init__).parameters.get("guidance_scale")
         if scale is not None and config.get("enabled", True):
-            argument = each.name.replace("guider", "guidance_scale")
-            yield _Guider(each.name, argument, config.get("guidance_scale", scale.default))
+            argument = name.replace("guider", "guidance_scale")
+            yield _Guider(name, argument, config.get("guidance_scale", scale.default))
 
 
 def _type_of(each: Any, classic: found.Parameters) -> Any:
@@ -251,8 +252,9 @@ def _type_of(each: Any, classic: found.Parameters) -> Any:
     kind, default = each.type_hint, each.default
     if kind is None and isinstance(default, (bool, int, float, str, list, tuple)):
         kind = type(default)
-    if kind in (list, tuple) and default and len({type(value) for value in default}) == 1:
-        kind = list[type(default[0])] if kind is list else tuple[type(default[0]), ...]
+    if kind in (list, tuple) and isinstance(default, (list, tuple)) and len(set(map(type, default))) == 1:
+        part = type(default[0])
+        kind = list[part] if kind is list else tuple[part, ...]
     if get_origin(kind) is tuple and len(get_args(kind)) == 1:  # it means any number of them
         kind = tuple[get_args(kind)[0], ...]
     if kind is None and each.name in classic:

@@ -58,8 +58,8 @@ class Index:
                 )
 
     def components(self) -> dict[str, dict[str, Any]]:
-        """Name -> where it is: `pretrained_model_name_or_path`, `subfolder`, `variant`, `revision`; and `type_hint`, its
-        library and class."""
+        """Name -> `type_hint`, its library and class, and where it is: `pretrained_model_name_or_path`, `subfolder`,
+        `variant` and `revision`."""
         entries: dict[str, Any] = {
             name: entry[2]
             for name, entry in self._entries.items()
@@ -69,8 +69,10 @@ class Index:
 
     def class_of(self, name: str) -> Any:
         """The component's class; None: it is not known here."""
-        library, cls = self.components().get(name, {}).get("type_hint") or (None, None)
-        with contextlib.suppress(ImportError, AttributeError, TypeError):
+        library, cls = self.components().get(name, {}).get("type_hint") or ("", "")
+        if not library or not cls:
+            return None
+        with contextlib.suppress(ImportError, AttributeError):
             module = library if library.partition(".")[0] in _LIBRARIES else f"diffusers.pipelines.{library}"
             return getattr(import_module(module), cls)
         return None
@@ -114,13 +116,8 @@ class Index:
         for name in wanted:
             if name in components and self.names(name):
                 folder, entry = self.folder_of(name), components[name]
-                place = {
-                    "pretrained_model_name_or_path": str(folder.parent),
-                    "subfolder": folder.name,
-                    "revision": None,
-                }
-                if not entry.get("subfolder"):
-                    place |= {"pretrained_model_name_or_path": str(folder), "subfolder": ""}
+                source, part = (folder.parent, folder.name) if entry.get("subfolder") else (folder, "")
+                place = {"pretrained_model_name_or_path": str(source), "subfolder": part, "revision": None}
                 entries[name] = [*self._entries[name][:2], entry | place]
         return entries
 
