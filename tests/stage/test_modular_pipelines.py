@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -27,13 +26,14 @@ from services.diffusion.pipelines import checkpoint_dtype, find_checkpoint
 from services.dit import models
 from services.dit.config import DitSettings
 from services.dit.models import load_pipeline, offload_models
+from tests.support.classes.modular import Plain
 from tests.support.stage.dit_engine import Bench, bench, check_shared_steps
 from tests.support.weights.modular import modular_checkpoint
 
 XL = "StableDiffusionXLModularPipeline"
 SMALL = {"width": 64, "height": 64}
 FEW = {"num_frames": 5}
-SHORT = {"max_sequence_length": 16}
+SHORT: dict[str, Any] = {"max_sequence_length": 16}
 PICTURE = Image.radial_gradient("L").resize((64, 64)).convert("RGB")
 OTHER = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
 MASK = Image.new("L", (64, 64), 0)
@@ -43,68 +43,39 @@ TASKS = {
     "video": [dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO],
     "of a picture": [dit_pb2.DIT_TASK_IMAGE_TO_VIDEO],
 }
-# Class, what is found, its tasks, its output, arguments of small calls, and those of one call only.
-CASES: dict[str, tuple[dict[str, Any], str, str, dict[str, Any], dict[str, Any]]] = {
+# Class, what is found, its tasks, arguments of small calls, and those of one call only.
+CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = {
     XL: (
         {"default_guidance_scale": 7.5, "default_width": 64, "size_multiple": 8, "mask": True, "denoisers": ["unet"]},
         "image",
-        "images",
         SMALL,
         {"target_size": (32, 64), "negative_prompt_2": "fog"},
     ),
     "FluxModularPipeline": (
         {"default_guidance_scale": 3.5, "default_width": 1024, "size_multiple": 16, "mask": False},
         "image",
-        "images",
         SMALL,
         {"max_sequence_length": 4},
     ),
     "LTXModularPipeline": (
         {"default_guidance_scale": 3.0, "default_width": 704, "default_frames": 161, "frames_per_second": 25.0},
         "video",
-        "videos",
         SMALL | FEW,
         {"frame_rate": 8},
     ),
     "LTX2ModularPipeline": (
         {"default_frames": 121, "frames_per_second": 24.0, "soundtrack_rate_hz": 16_000, "denoisers": ["transformer"]},
         "video",
-        "videos",
         {"width": 32, "height": 32, "num_frames": 3},
         {"audio_guidance_scale": 2.0},
     ),
     "Wan22Image2VideoModularPipeline": (
         {"default_width": 832, "default_frames": 81, "denoisers": ["transformer", "transformer_2"]},
         "of a picture",
-        "videos",
         SMALL | FEW,
         {"guidance_scale_2": 6.0},
     ),
 }
-
-
-class Plain:
-    """diffusers' own modular pipeline of a checkpoint."""
-
-    def __init__(self, checkpoint: Path, output: str) -> None:
-        self._pipeline = diffusers.ModularPipeline.from_pretrained(str(checkpoint))
-        self._pipeline.load_components()
-        self._scales = {name: part.config for name, part in self._pipeline.components.items() if "guider" in name}
-        self._output = output
-
-    def __call__(self, prompt: str, seed: int, **arguments: Any) -> tuple[torch.Tensor, ...]:
-        """With the sound, if there is some. Scales are those of guiders, as its call has no arguments for them."""
-        scales = {name: arguments.pop(name.replace("guider", "guidance_scale"), None) for name in self._scales}
-        for name, config in self._scales.items():
-            changed = {} if scales[name] is None else {"guidance_scale": scales[name]}
-            guider = type(getattr(self._pipeline, name)).from_config(config, **changed)
-            self._pipeline.update_components(**{name: guider})
-        generator = torch.Generator("cpu").manual_seed(seed)
-        state = self._pipeline(**{"prompt": prompt, "output_type": "np"} | arguments, generator=generator)
-        data, sound = state.get(self._output)[0], state.get("audio")
-        if isinstance(data, Image.Image):
-            data = np.asarray(data).astype(np.float32) / 255
-        return torch.as_tensor(data), *(() if sound is None else (sound[0].T,))
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +90,11 @@ def order(dit: Bench, fields: dict[str, Any], *files: Any) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_found_and_is_diffusers_own_alone_and_in_turns(name: str) -> None:
-    facts, tasks, output, small, further = CASES[name]
-    always = {} if name == XL else SHORT
+    facts, tasks, small, further = CASES[name]
+    always: dict[str, Any] = {} if name == XL else SHORT
     further = always | further
     checkpoint = modular_checkpoint(name)
-    plain = Plain(checkpoint, output)
+    plain = Plain(checkpoint)
     needs_picture = len(TASKS[tasks]) == 1
     with bench(checkpoint, default_size=None) as dit:
         assert (dit.info.pipeline, list(dit.info.tasks)) == (name, TASKS[tasks])
@@ -131,7 +102,8 @@ def test_it_is_found_and_is_diffusers_own_alone_and_in_turns(name: str) -> None:
         one: dict[str, Any] = {"prompt": "a red fox", "seed": 1, "num_inference_steps": 2, **small}
         short = {"arguments": json.dumps(always)}
         other = one | {"prompt": "a house by the sea", "seed": 2, "num_inference_steps": 3, "guidance_scale": 2.0}
-        files, given = ([[PICTURE]], {"image": PICTURE}) if needs_picture else ([], {})
+        given: dict[str, Any] = {"image": PICTURE} if needs_picture else {}
+        files: list[Any] = [[PICTURE]] if needs_picture else []
         orders = [*order(dit, one | short, *files), *order(dit, other | {"arguments": json.dumps(further)}, *files)]
         theirs = [plain(**one, **given, **always), plain(**other, **given, **further)]
         assert all(data.std() > 0.001 for each in theirs for data in each)
@@ -148,7 +120,7 @@ def test_it_is_found_and_is_diffusers_own_alone_and_in_turns(name: str) -> None:
 
 @pytest.mark.parametrize("name", [XL, "FluxModularPipeline", "LTXModularPipeline"])
 def test_steps_are_shared_by_rules_that_were_learned(name: str) -> None:
-    small = CASES[name][3] | {"arguments": json.dumps({} if name == XL else SHORT)}
+    small = CASES[name][2] | {"arguments": json.dumps({} if name == XL else SHORT)}
     with bench(modular_checkpoint(name), default_size=None) as dit:
         orders = [
             order(dit, small | {"prompt": prompt, "seed": steps, "num_inference_steps": steps})[0]
@@ -158,18 +130,18 @@ def test_steps_are_shared_by_rules_that_were_learned(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "output", "given"),
+    ("name", "given"),
     [
-        (XL, "images", {}),
-        (XL, "images", {"mask_image": MASK}),
-        ("FluxModularPipeline", "images", {}),
-        ("QwenImageModularPipeline", "images", {"mask_image": MASK, "output_type": "pil"}),  # nothing else is taken
-        ("LTXModularPipeline", "videos", {}),
+        (XL, {}),
+        (XL, {"mask_image": MASK}),
+        ("FluxModularPipeline", {}),
+        ("QwenImageModularPipeline", {"mask_image": MASK, "output_type": "pil"}),  # nothing else is taken
+        ("LTXModularPipeline", {}),
     ],
 )
-def test_a_request_with_a_picture_takes_the_blocks_for_it(name: str, output: str, given: dict[str, Any]) -> None:
+def test_a_request_with_a_picture_takes_the_blocks_for_it(name: str, given: dict[str, Any]) -> None:
     checkpoint = modular_checkpoint(name)
-    still = output == "images"
+    still = "LTX" not in name
     fields = {"prompt": "a fox", "seed": 3, "num_inference_steps": 4, **SMALL, **({} if still else FEW)}
     further = {"strength": 0.5} if still else {}
     with bench(checkpoint, default_size=None) as dit:
@@ -177,7 +149,7 @@ def test_a_request_with_a_picture_takes_the_blocks_for_it(name: str, output: str
         specs = [order(dit, asked, [picture], given.get("mask_image"))[0] for picture in (PICTURE, OTHER)]
         assert {spec.steps for spec in specs} == {2 if still else 4}
         made = dit.make(specs)
-    plain = Plain(checkpoint, output)
+    plain = Plain(checkpoint)
     for mine, picture in zip(made, (PICTURE, OTHER), strict=True):
         assert torch.equal(mine, plain(**fields, **further, **given, image=picture)[0])
     assert not torch.equal(made[0], made[1])
@@ -206,6 +178,24 @@ def test_arguments_have_the_types_that_the_blocks_say(dit: Bench) -> None:
         with pytest.raises(InvalidInput, match=reason) as caught:
             order(dit, {"prompt": "a fox", "num_inference_steps": 2, "arguments": json.dumps(arguments)})
         assert caught.value.field == f"arguments.{field}"
+
+
+def test_a_song_has_lyrics_and_is_diffusers_own() -> None:
+    checkpoint = modular_checkpoint("MiniMaxMusic3ModularPipeline")
+    plain, further = Plain(checkpoint), {"lyrics": "[verse]\nby the sea"}
+    with bench(checkpoint, default_size=None) as dit:
+        assert (dit.info.sample_rate_hz, list(dit.info.tasks)) == (44_100, [dit_pb2.DIT_TASK_TEXT_TO_AUDIO])
+        asked = {"audio_s": 0.2, "arguments": json.dumps(further)}
+        one: dict[str, Any] = {"prompt": "a waltz", "seed": 1, "num_inference_steps": 2}
+        other: dict[str, Any] = {"prompt": "a march", "seed": 2, "num_inference_steps": 3, "guidance_scale": 3.0}
+        made = dit.make([order(dit, fields | asked)[0] for fields in (one, other)])
+        for mine, fields in zip(made, (one, other), strict=True):
+            (their,) = plain(**fields, **further, audio_duration=0.2)
+            assert their.shape[1] == 2
+            assert torch.equal(mine, their)
+        with pytest.raises(InvalidInput) as caught:
+            order(dit, one)
+        assert caught.value.field == "arguments.lyrics"
 
 
 def test_a_text_that_blocks_need_is_required() -> None:
@@ -290,11 +280,12 @@ def _entry() -> list[Any]:
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:
-    for settings, reason in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"encoders": "stream"}, "encoders=stream"),
         ({"cache": "first-block"}, "does not support caches"),
         ({"controlnet": ("no-such/net",)}, "controlnet"),
-    ):
+    )
+    for settings, reason in refused:
         with pytest.raises(ValueError, match=reason):
             load_pipeline(DitSettings(model=str(modular_checkpoint(XL)), **settings), only_denoisers=False)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import diffusers
 import torch
+import transformers
 
 import cli.tiny
 from cli.tiny import FAMILIES, parts
@@ -37,6 +38,33 @@ def _of_family(arch: str) -> Mapping[str, Any]:
     return pipeline.components
 
 
+def _music() -> Mapping[str, Any]:
+    """A language model that writes sound tokens, whose ids are those of the published vocabulary."""
+    config = transformers.Qwen3Config(**parts.language_sizes(168_064, (16, 1, 2)), head_dim=8, tie_word_embeddings=True)
+    made = {
+        "language_model": transformers.Qwen3ForCausalLM(config),
+        "rvq_depth_decoder": diffusers.MiniMaxMusic3RVQDepthDecoder(
+            hidden_size=16, num_layers=1, num_attention_heads=2, intermediate_size=32
+        ),
+        "condition_encoder": diffusers.MiniMaxMusic3ConditionEncoder(condition_hidden_dim=16, out_dim=8),
+        "transformer": diffusers.MiniMaxMusic3Transformer1DModel(
+            in_channels=8,
+            condition_dim=8,
+            num_layers=2,
+            num_attention_heads=2,
+            attention_head_dim=8,
+            ff_inner_dim=16,
+            rotary_dim=4,
+            fourier_embedding_dim=8,
+        ),
+        "vocoder": diffusers.MiniMaxMusic3Vocoder(latent_channels=8, decoder_input_dim=8, decoder_hidden_dim=16),
+    }
+    for model in made.values():
+        _randomize(model.eval())
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+    return {**made, "tokenizer": parts.qwen_tokenizer(SIZE.words), "scheduler": scheduler}
+
+
 MADE: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "StableDiffusionXLModularPipeline": lambda: _drawn(unlisted.stable_diffusion_xl),
     "StableDiffusion3ModularPipeline": lambda: _of_family("sd3"),
@@ -47,6 +75,7 @@ MADE: Mapping[str, Callable[[], Mapping[str, Any]]] = {
     "QwenImageEditPlusModularPipeline": lambda: _of_family("qwen-image-edit"),
     "LTXModularPipeline": lambda: _drawn(unlisted.ltx),
     "LTX2ModularPipeline": lambda: _drawn(unlisted.ltx2),
+    "MiniMaxMusic3ModularPipeline": _music,
     "Wan22ModularPipeline": lambda: _of_family("wan"),
     "Wan22Image2VideoModularPipeline": lambda: _of_family("wan-i2v"),
 }
