@@ -142,8 +142,8 @@ def test_steps_are_shared_by_rules_that_were_learned(name: str) -> None:
 def test_a_request_with_a_picture_takes_the_blocks_for_it(name: str, given: dict[str, Any]) -> None:
     checkpoint = modular_checkpoint(name)
     still = "LTX" not in name
-    fields = {"prompt": "a fox", "seed": 3, "num_inference_steps": 4, **SMALL, **({} if still else FEW)}
-    further = {"strength": 0.5} if still else {}
+    fields: dict[str, Any] = {"prompt": "a fox", "seed": 3, "num_inference_steps": 4, **SMALL, **({} if still else FEW)}
+    further: dict[str, Any] = {"strength": 0.5} if still else {}
     with bench(checkpoint, default_size=None) as dit:
         asked = fields | {"arguments": json.dumps(further)}
         specs = [order(dit, asked, [picture], given.get("mask_image"))[0] for picture in (PICTURE, OTHER)]

@@ -137,7 +137,7 @@ def _tasks(dit: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
 def _compare(dit: Bench, plain: Plain, files: dict[str, Any]) -> None:
     info, models = dit.info, dit.engine.models
     cls: Any = type(models.for_request(edits="image" in files, masked="mask_image" in files))
-    further = dict.fromkeys(needed_texts(cls), "la")
+    further: dict[str, Any] = dict.fromkeys(needed_texts(cls), "la")
     if "max_sequence_length" in found.parameters_of(cls):
         further["max_sequence_length"] = 16
     fields: dict[str, Any] = {} if info.sample_rate_hz else {"width": 64, "height": 64}
