@@ -20,7 +20,7 @@ from services.diffusion import found, modular
 from services.diffusion.arguments import needed_texts
 from services.dit.__main__ import warm_up
 from tests.support.stage.dit_engine import Bench, bench
-from tests.support.weights.modular import MADE, modular_checkpoint
+from tests.support.weights.modular import modular_checkpoint
 
 _OUTPUTS = {"images": "images", "frames": "videos", "audios": "audios"}
 _PICTURE = Image.radial_gradient("L").resize((64, 64)).convert("RGB")
@@ -160,9 +160,3 @@ def _compare(dit: Bench, plain: Plain, files: dict[str, Any]) -> None:
         assert torch.equal(mine.data, their[0])
         assert (mine.soundtrack is None) == (len(their) == 1)
         assert mine.soundtrack is None or torch.equal(mine.soundtrack, their[1])
-
-
-def tried_all() -> Iterator[tuple[str, str]]:
-    """Of each class that has a tiny checkpoint."""
-    for name in MADE:
-        yield name, tried(name)
