@@ -281,7 +281,9 @@ def _lacks(cls: type[BlocksPipeline]) -> list[str]:
 def denoisers_of(cls: type[DiffusionPipeline]) -> list[str]:
     """Components of its checkpoint that are called at each step."""
     assert issubclass(cls, BlocksPipeline)
-    kinds = {name: cls.index.class_of(name) for name in sorted(cls.wanted) if cls.index.names(name)}
+    own = {each.name: each.type_hint for each in cls.own_blocks.expected_components}
+    named = [name for name in sorted(cls.wanted) if cls.index.names(name)]
+    kinds = {name: cls.index.class_of(name) or own.get(name) for name in named}
     return [name for name, kind in kinds.items() if inspect.isclass(kind) and found.is_denoiser(kind)]
 
 
