@@ -182,7 +182,8 @@ def test_arguments_have_the_types_that_the_blocks_say(dit: Bench) -> None:
 
 def test_a_song_has_lyrics_and_is_diffusers_own() -> None:
     checkpoint = modular_checkpoint("MiniMaxMusic3ModularPipeline")
-    plain, further = Plain(checkpoint), {"lyrics": "[verse]\nby the sea"}
+    plain = Plain(checkpoint)
+    further: dict[str, Any] = {"lyrics": "[verse]\nby the sea"}
     with bench(checkpoint, default_size=None) as dit:
         assert (dit.info.sample_rate_hz, list(dit.info.tasks)) == (44_100, [dit_pb2.DIT_TASK_TEXT_TO_AUDIO])
         asked = {"audio_s": 0.2, "arguments": json.dumps(further)}
