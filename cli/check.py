@@ -16,7 +16,16 @@ from typing import Any
 from cli.budget import GIB
 from cli.checkpoints import check_hub, no_permission
 from cli.doctor.system import SHARED_MEMORY, memory_bytes
-from cli.plan import DIFFUSION, GATEWAY, LaunchError, LaunchOptions, PlannedStage, UsageError, is_diffusion
+from cli.plan import (
+    DIFFUSION,
+    DIFFUSION_INDEXES,
+    GATEWAY,
+    LaunchError,
+    LaunchOptions,
+    PlannedStage,
+    UsageError,
+    is_diffusion,
+)
 from cli.ports import holder
 from cli.sizes import read_header
 from gateway.access.api_keys import read_key_file
@@ -58,7 +67,7 @@ def check_model(flag: str, model: str, kind: str, *, answers: bool = True, hears
             for file in sorted(folder.rglob("*.safetensors")):
                 read_header(file)
         elif _HUB_ID.fullmatch(model):
-            config = check_hub(flag, model, "model_index.json" if kind in DIFFUSION else "config.json")
+            config = _hub_index(flag, model) if kind in DIFFUSION else check_hub(flag, model, "config.json")
             if config is not None and kind not in DIFFUSION:
                 _check_config(model, kind, config.parent, answers, hears)
         else:
@@ -69,11 +78,22 @@ def check_model(flag: str, model: str, kind: str, *, answers: bool = True, hears
         raise UsageError(f"{flag} {model}: {error}") from None
 
 
+def _hub_index(flag: str, model: str) -> Path | None:
+    """As `check_hub`, of a checkpoint of diffusers, which has one of two indexes."""
+    first, other = DIFFUSION_INDEXES
+    try:
+        return check_hub(flag, model, first)
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            return check_hub(flag, model, other)
+        raise
+
+
 def _check_config(model: str, kind: str, folder: Path, answers: bool, hears: bool) -> None:
     """Raises OSError, ValueError."""
     if kind in DIFFUSION:
         if not is_diffusion(model):
-            raise ValueError("has no model_index.json: it is no checkpoint of diffusers")
+            raise ValueError(f"has no {' and no '.join(DIFFUSION_INDEXES)}: it is no checkpoint of diffusers")
         return
     config = read_config(folder)
     family = family_of(config)

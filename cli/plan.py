@@ -31,6 +31,7 @@ ASR_PIPELINE = SHIPPED / "asr-llm.yaml"
 ASR_VOICED_PIPELINE = SHIPPED / "asr-llm-tts.yaml"
 GATEWAY = "gateway"  # the process beside the stages
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
+DIFFUSION_INDEXES = ("model_index.json", "modular_model_index.json")  # one of them is in each checkpoint of diffusers
 SPEECH = frozenset({"talker", "code2wav"})
 ASR = "asr"  # the part of a thinker that only writes down speech, beside one that answers
 
@@ -159,7 +160,7 @@ class PlannedStage:
 
 def is_diffusion(model: str) -> bool:
     """Returns whether `model` is a local or shipped diffusers checkpoint."""
-    return (Path(resolve(model)) / "model_index.json").is_file()
+    return any((Path(resolve(model)) / index).is_file() for index in DIFFUSION_INDEXES)
 
 
 def pipeline_for(model: str, talker_model: str | None = None, asr_model: str | None = None) -> Path:

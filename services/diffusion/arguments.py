@@ -31,15 +31,26 @@ class _Arguments(BaseModel):
 
 @cache
 def offered(cls: type[DiffusionPipeline]) -> dict[str, tuple[Any, Any]]:
-    """Name -> (type, default) of the arguments that JSON can say and that no field of a request has."""
+    """Name -> (type, default) of the arguments that JSON can say and that no field of a request has.
+
+    A text may have the default `...`: each request must say it.
+    """
     found, reserved = {}, {*_OF_REQUESTS, guidance_of(cls)}
     for name, parameter in parameters_of(cls).items():
         default, kind = parameter.default, _plain(parameter.annotation)
-        if kind is None or default is Parameter.empty or name in reserved or _OF_THE_ENGINE.fullmatch(name):
+        if kind is None or name in reserved or _OF_THE_ENGINE.fullmatch(name):
+            continue
+        if default is Parameter.empty:
+            found |= {name: (str, ...)} if kind is str else {}
             continue
         if not (_NAMES_A_FILE.search(name) and str in _parts(kind)):
             found[name] = (kind if default is not None else kind | None, default)
     return found
+
+
+def needed_texts(cls: type[DiffusionPipeline]) -> list[str]:
+    """Arguments that each request must say."""
+    return [name for name, (_, default) in offered(cls).items() if default is ...]
 
 
 @cache
@@ -76,6 +87,8 @@ def parse(text: str, cls: type[DiffusionPipeline], max_steps: int) -> dict[str, 
         InvalidInput: names the argument.
     """
     if not text:
+        if needed := needed_texts(cls):
+            raise InvalidInput(f"{FIELD}.{needed[0]}", f"is required by {cls.__name__}: a text")
         return {}
     if len(text) > MAX_CHARACTERS:
         raise InvalidInput(FIELD, f"has {len(text)} characters; at most {MAX_CHARACTERS} are read")
@@ -130,4 +143,4 @@ def name_of(kind: Any) -> str:
 def described(cls: type[DiffusionPipeline]) -> Iterator[dict[str, str]]:
     """Fields of DitArgument, of each."""
     for name, (kind, default) in offered(cls).items():
-        yield {"name": name, "type": name_of(kind), "default": json.dumps(default)}
+        yield {"name": name, "type": name_of(kind), "default": "" if default is ... else json.dumps(default)}

@@ -12,8 +12,9 @@ from typing import Any
 import diffusers
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-from services.diffusion import found
+from services.diffusion import found, modular
 from services.diffusion.found import Media
+from services.diffusion.modular_index import is_modular
 
 # Components of the pipelines in the table, by what they do.
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "vision_language_encoder")
@@ -237,6 +238,8 @@ def family_of(pipeline: type[DiffusionPipeline]) -> Family:
 
 def checkpoint_class(folder: Path) -> type[DiffusionPipeline]:
     """The pipeline class that a checkpoint's index names. Raises ValueError: diffusers lacks it."""
+    if is_modular(folder):
+        return modular.pipeline_class(folder)
     name = json.loads((folder / "model_index.json").read_text()).get("_class_name")
     cls = getattr(diffusers, name, None) if isinstance(name, str) else None
     if not isinstance(cls, type) or not issubclass(cls, DiffusionPipeline):

@@ -77,6 +77,8 @@ def soundtrack_of(cls: type) -> str:
 @cache
 def _output_of(cls: type) -> list[str]:
     """Fields of what the pipeline's call returns; empty: it makes nothing of RESULTS."""
+    if (own := getattr(cls, "fields", None)) is not None:  # of blocks
+        return list(own)
     if not inspect.isfunction(cls.__call__):
         return []
     source, module = inspect.getsource(cls.__call__), sys.modules[cls.__module__]
@@ -114,6 +116,7 @@ def why_not(cls: type) -> str | None:
         return "takes no length of a sound"
     known = _REQUESTS_BRING | set(GUIDANCE) | set(FRAMES) | set(SECONDS)
     missing = [name for name, each in parameters.items() if _is_required(each) and name not in known]
+    missing = [name for name in missing if parameters[name].annotation is not str]  # a request can say it
     return f"needs {' and '.join(missing)}" if missing else None
 
 
@@ -209,6 +212,8 @@ def needs_picture(cls: type) -> bool:
 def variant(cls: type, word: str) -> str | None:
     """Name of the class of diffusers that does what `word` says, "Img2Img", "Inpaint" or "VideoToVideo", with the same
     models."""
+    if (own := getattr(cls, "variants", None)) is not None:  # of blocks
+        return own[word].__name__ if word in own else None
     name = re.sub(r"Pipeline$", f"{word}Pipeline", cls.__name__)
     if mask_of(cls) or name not in dir(diffusers):
         return None
@@ -253,17 +258,19 @@ def _number_of(pipeline: Any, *names: str) -> int | None:
 
 def spatial_scale(pipeline: Any) -> int:
     """Pixels a latent, along a side."""
-    return _number_of(pipeline, "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor") or 8
+    own = _number_of(pipeline, "vae_scale_factor_spatial", "vae_spatial_compression_ratio", "vae_scale_factor")
+    return own or _number_of(getattr(pipeline, "vae", None), "spatial_compression_ratio") or 8
 
 
 def frames_multiple(pipeline: Any) -> int:
     """The number that frames - 1 is a multiple of."""
-    return _number_of(pipeline, "vae_scale_factor_temporal", "vae_temporal_compression_ratio") or 1
+    own = _number_of(pipeline, "vae_scale_factor_temporal", "vae_temporal_compression_ratio")
+    return own or _number_of(getattr(pipeline, "vae", None), "temporal_compression_ratio") or 1
 
 
 def size_multiple(pipeline: Any) -> int:
     """The least that the class's own check of sizes and the denoisers' patches take."""
-    scale = spatial_scale(pipeline)
+    scale = spatial_scale(pipeline) * getattr(pipeline, "packs", 1)
     patches = [_side(getattr(config, "patch_size", None)) or 1 for config in _configs(pipeline)]
     return math.lcm(*(scale * patch for patch in patches), next(s for s in _sides(scale) if _is_taken(pipeline, s)))
 
@@ -306,6 +313,9 @@ def own_size(pipeline: Any) -> tuple[int, int]:
     if isinstance(width, int) and isinstance(height, int):
         return width, height
     for source in (pipeline, *_configs(pipeline)):
+        own = getattr(source, "default_width", None), getattr(source, "default_height", None)
+        if isinstance(own[0], int) and isinstance(own[1], int):
+            return own[0], own[1]
         for width, height in (("default_sample_size",) * 2, ("sample_width", "sample_height"), ("sample_size",) * 2):
             sides = getattr(source, width, None), getattr(source, height, None)
             sides = (sides[0][1], sides[0][0]) if isinstance(sides[0], (tuple, list)) and len(sides[0]) == 2 else sides
@@ -317,9 +327,9 @@ def own_size(pipeline: Any) -> tuple[int, int]:
 def own_frames(pipeline: Any, argument: str) -> int:
     """Frames of a call that gives none; 0: it is not known."""
     configs = _configs(pipeline)
-    known = [default_of(type(pipeline), argument)]
+    known = [default_of(type(pipeline), argument), getattr(pipeline, "default_num_frames", None)]
     known += [getattr(config, name, None) for name in ("sample_frames", "num_frames") for config in configs]
-    return next((value for value in known if isinstance(value, int)), 0)
+    return next((value for value in known if isinstance(value, int)), getattr(pipeline, "usual_frames", 0))
 
 
 def classes(pipeline: Any) -> int:
@@ -352,6 +362,6 @@ def sample_rate_hz(pipeline: Any) -> int:
         config = getattr(getattr(pipeline, name, None), "config", None)
         if rate := _number_of(config, "sampling_rate", "sample_rate", "output_sampling_rate"):
             return rate
-    if rate := _number_of(pipeline, "sample_rate"):
+    if rate := _number_of(pipeline, "sample_rate", "sampling_rate", "audio_sampling_rate", "sound_sampling_rate"):
         return rate
     raise ValueError(f"{type(pipeline).__name__} is not served: no model of it says its sample rate")

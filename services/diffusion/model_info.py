@@ -2,10 +2,11 @@
 
 import json
 import math
+from typing import Any
 
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.diffusion import found, nets
-from services.diffusion.arguments import described
+from services.diffusion.arguments import described, needed_texts
 from services.diffusion.config import PipelineSettings
 from services.diffusion.found import default_of, parameters_of
 from services.diffusion.pictures import Pictures
@@ -69,7 +70,7 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         info.frames_multiple, info.max_frames = multiple, (settings.max_frames - 1) // multiple * multiple + 1
         info.default_frames = min(found.own_frames(pipe, family.frames), info.max_frames)
         info.max_video_pixels = settings.max_video_pixels
-        info.frames_per_second = family.fps
+        info.frames_per_second = getattr(pipe, "fps", None) or family.fps
         if family.soundtrack:
             info.soundtrack_rate_hz = found.sample_rate_hz(pipe)
     if family.media == "sound":
@@ -103,7 +104,7 @@ def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
     """The checkpoint's own task first."""
     family = models.family
     tasks = [] if family.needs_video else [_OWN_TASKS[family.media, family.needs_image]]
-    if "edit" in models.pipelines:
+    if "edit" in models.pipelines and family.media in _FROM_IMAGES:
         tasks.append(_FROM_IMAGES[family.media])
     if "of_video" in models.pipelines:
         tasks.append(dit_pb2.DIT_TASK_VIDEO_TO_VIDEO)
@@ -128,9 +129,10 @@ def warm_up_output(models: Pipelines, info: server_info_pb2.DitInfo, number: int
     if info.sample_rate_hz and not family.listed:
         start.audio_s = min(_WARM_UP_AUDIO_S, info.max_audio_s)
     pictures = _warm_up_pictures(models, info, side, number) if side else Pictures()
+    further: dict[str, Any] = dict.fromkeys(needed_texts(type(models.pipeline)), _WARM_UP_PROMPTS[number])
     if nets.needs_control_modes(models.pipeline):
-        modes = [0] * info.control_images if nets.takes_several(models.pipeline) else 0
-        start.arguments = json.dumps({"control_mode": modes})
+        further["control_mode"] = [0] * info.control_images if nets.takes_several(models.pipeline) else 0
+    start.arguments = json.dumps(further) if further else ""
     return resolve(start, pictures, models, info)[0]
 
 

@@ -27,9 +27,10 @@ from transformers.utils import logging as transformers_logging
 
 from services.common.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.common.revisions import parted
-from services.diffusion import found
+from services.diffusion import found, modular, modular_index
 from services.diffusion.conditioning import Conditioning
-from services.diffusion.families import family_of
+from services.diffusion.families import checkpoint_class, family_of
+from services.diffusion.modular_index import INDEX, MODULAR_INDEX, Index, is_modular
 
 log = structlog.get_logger()
 
@@ -48,13 +49,15 @@ class PipelineStopped(BaseException):
 def find_checkpoint(model: str) -> Path:
     """The checkpoint's directory, fetched if need be. Raises ValueError: there is no such diffusers checkpoint."""
     if Path(model).is_dir():
-        if not (Path(model) / "model_index.json").is_file():
-            raise ValueError(f"{model} has no model_index.json: it is no diffusers checkpoint")
+        if not any((Path(model) / index).is_file() for index in (INDEX, MODULAR_INDEX)):
+            raise ValueError(f"{model} has no {INDEX} and no {MODULAR_INDEX}: it is no diffusers checkpoint")
         return Path(model)
+    name, revision = parted(model)
     try:
-        name, revision = parted(model)
         return Path(DiffusionPipeline.download(name, revision=revision))
     except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError, ValueError):
+            return modular_index.fetch(name, revision)
         raise ValueError(f"{model} is neither a directory nor a diffusers model on the hub: {error}") from None
 
 
@@ -62,7 +65,8 @@ def checkpoint_dtype(folder: Path, requested: str) -> torch.dtype:
     """`requested`, or what the weights of the first denoiser are stored in."""
     if requested != "auto":
         return getattr(torch, requested)
-    files = [file for name in denoisers_in(folder) for file in sorted((folder / name).glob("*.safetensors"))]
+    folders = (folder_of(folder, name) for name in denoisers_in(folder))
+    files = [file for each in folders for file in sorted(each.glob("*.safetensors"))]
     if not files:
         return torch.float32
     with safe_open(files[0], framework="pt") as weights:
@@ -71,7 +75,9 @@ def checkpoint_dtype(folder: Path, requested: str) -> torch.dtype:
 
 def denoisers_in(folder: Path) -> list[str]:
     """Components of the checkpoint that are called at each step."""
-    index = json.loads((folder / "model_index.json").read_text())
+    if is_modular(folder):
+        return modular.denoisers_of(checkpoint_class(folder))
+    index = json.loads((folder / INDEX).read_text())
     classes: dict[str, Any] = {}
     for name, entry in index.items():
         with contextlib.suppress(
@@ -79,6 +85,11 @@ def denoisers_in(folder: Path) -> list[str]:
         ):  # other settings, and code of the checkpoint's
             classes[name] = _class(*entry)
     return [name for name, cls in classes.items() if inspect.isclass(cls) and found.is_denoiser(cls)]
+
+
+def folder_of(folder: Path, component: str) -> Path:
+    """Where a component of a checkpoint is. Raises ValueError: it is nowhere."""
+    return Index(folder).folder_of(component) if is_modular(folder) else folder / component
 
 
 class Pipelines:
@@ -126,6 +137,8 @@ class Pipelines:
 
 def _variant(pipeline: DiffusionPipeline, name: str) -> DiffusionPipeline | None:
     """A pipeline of class `name` with the same models, not copies, and settings; None: it needs further models."""
+    if isinstance(pipeline, modular.BlocksPipeline):
+        return pipeline.variant(name)
     cls: type[DiffusionPipeline] = getattr(diffusers, name)
     wanted = inspect.signature(cls.__init__).parameters
     settings = {key: value for key, value in pipeline.config.items() if not isinstance(value, (list, tuple))}
@@ -193,7 +206,7 @@ def explain(error: Exception) -> StageError:
 
 def load_meta_modules(folder: Path, dtype: torch.dtype, names: Collection[str]) -> dict[str, torch.nn.Module]:
     """The checkpoint's models in `names`, without weights, as of `dtype`."""
-    index = json.loads((folder / "model_index.json").read_text())
+    index = json.loads((folder / INDEX).read_text()) if names else {}
     made = {}
     for name, entry in index.items():
         if name in names and isinstance(entry, list) and entry[1] is not None:

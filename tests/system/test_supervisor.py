@@ -348,7 +348,7 @@ def test_what_does_not_fit_the_pipeline_is_refused_before_anything_starts(
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--model", "other", "--pipeline", "dit"], r"--model other: has no model_index.json: .*"),
+        (["--model", "other", "--pipeline", "dit"], r"--model other: has no model_index.json and no modular_.*"),
         (["--model", "a/b", "--talker-arg=--max-frame=1"], r"talker: no such flag: --max-frame=1"),
         (["--model", "llama", "--talker-model", "llama"], r"--talker-model llama: this checkpoint has no talker.*"),
         (["--model", "llama", "--talker-model", "no"], r"--talker-model no: there is no such directory.*"),

@@ -17,6 +17,7 @@ _CONFIG_FILES = (  # which every stage of a checkpoint reads
     "config.json",
     "generation_config.json",
     "model_index.json",
+    "modular_model_index.json",
     "speech_tokenizer/config.json",
     "scheduler/scheduler_config.json",
     "transformer/config.json",
