@@ -23,7 +23,7 @@ from training.world import KINDS, draw_dialogue, weather
 
 STEPS = 1_000
 RATE, MUON_RATE = 7e-4, 7e-4
-BATCH, GROUPS = 16, 4  # as of the thinker
+BATCH, GROUPS = 16, 4  # dialogues of a step, and forwards of it
 CONVERSATIONS, ABOUT_TOOLS = 8, 3  # of a batch; the rest is as before, so that nothing is forgotten
 MOST_QUESTIONS = 5
 PAINTED = 0.4  # of training's images with a large shape: the image model's own
