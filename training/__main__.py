@@ -13,10 +13,12 @@ PARTS = {
     "talker": ("training.talker", "train"),
     "hearing": ("training.hearing", "train"),
     "seeing": ("training.seeing", "train"),
-    "thinker": ("training.thinker", "train"),
-    "tools": ("training.tools", "train"),
     "painter_vae": ("training.painter", "train_vae"),
     "painter": ("training.painter", "train"),
+    "paintings": ("training.paintings", "train"),
+    "thinker": ("training.thinker", "train"),
+    "tools": ("training.tools", "train"),
+    "conversations": ("training.conversations", "train"),
 }
 
 

@@ -4,9 +4,7 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 
-from PIL.Image import Image
-
-from training.scenes import Scene
+from training.scenes import Picture, Scene
 
 HELD_OUT_SHARE = 5  # every fifth combination
 
@@ -21,7 +19,7 @@ class Turn:
         spoken: whether people would say it aloud.
         result: the number it came to.
         by_tool: whether the question is a tool's result.
-        shown: the tool's image, after its text.
+        shown: the image that comes with it: a tool's after its text, a user's before.
     """
 
     question: str
@@ -29,7 +27,7 @@ class Turn:
     spoken: bool = True
     result: int | None = None
     by_tool: bool = False
-    shown: Image | None = None
+    shown: Picture | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import torch
 from PIL import Image
 
 from training import tools
+from training.conversations import MOST_QUESTIONS, draw_conversation
 from training.dialogue import Dialogue
 from training.espeak import say
 from training.export import MODELS, OMNI, PAINTER
 from training.functions import HELD_OUT_NAMES
 from training.hearing import draw_voice, sound_of
 from training.judges import Listener, find_shape, held_out_answers, mel_cepstral_distance, plain
-from training.painter import ImagePrompt, draw_edit, draw_image_prompt
-from training.scene_questions import seeing
+from training.paintings import Painter
+from training.prompts import ImagePrompt, draw_edit, draw_image_prompt, draw_seen
+from training.scene_questions import about, seeing
 from training.scenes import SIDE
 from training.units import RATE_HZ as SPEECH_HZ
 from training.units import VOICES
@@ -107,10 +110,11 @@ def conversation(dialogue: Dialogue, aloud: bool) -> list[dict[str, Any]]:
     """Messages up to the last question; `aloud`: users' turns are sounds."""
     messages: list[dict[str, Any]] = []
     for i, turn in enumerate(dialogue.turns):
-        content: list[dict[str, str]] = [{"type": "image"}] if i == 0 and dialogue.scene is not None else []
-        content.append({"type": "audio"} if aloud else {"type": "text", "text": turn.question})
+        content: list[dict[str, str]] = [{"type": "audio"} if aloud else {"type": "text", "text": turn.question}]
         if turn.shown is not None:
-            content.append({"type": "image"})
+            content.insert(len(content) if turn.by_tool else 0, {"type": "image"})
+        if i == 0 and dialogue.scene is not None:
+            content.insert(0, {"type": "image"})
         role = "tool" if turn.by_tool else "user"
         messages += [{"role": role, "content": content}, {"role": "assistant", "content": turn.answer}]
     return messages[:-1]
@@ -118,7 +122,7 @@ def conversation(dialogue: Dialogue, aloud: bool) -> list[dict[str, Any]]:
 
 def _images(dialogue: Dialogue) -> list[Image.Image]:
     first = [] if dialogue.scene is None else [dialogue.scene.render()]
-    return [*first, *(turn.shown for turn in dialogue.turns if turn.shown is not None)]
+    return [*first, *(turn.shown.render() for turn in dialogue.turns if turn.shown is not None)]
 
 
 def exact(
@@ -165,6 +169,19 @@ def answers(count: int = COUNT, folder: Path = MODELS / OMNI) -> None:
     exact(omni, "weather by a new name", partial(tools.weather, names=HELD_OUT_NAMES), None, False, count)
     exact(omni, "drawing by a tool", partial(tools.drawing, held_out=True), None, False, count)
     exact(omni, "tools left alone", partial(tools.left_alone, held_out=True), None, False, count)
+    exact(omni, "large shapes on a ground", large, None, False, count)
+    exact(omni, "the painter's images", partial(large, painter=Painter()), None, False, count)
+    for number in range(1, MOST_QUESTIONS + 1):
+        ask = partial(draw_conversation, held_out=True, questions=number)
+        exact(omni, f"conversations, question {number}", ask, None, False, count)
+
+
+def large(draw: random.Random, painter: Painter | None = None) -> Dialogue:
+    """Draws a question about a large shape on a ground, in an image that a program draws, or `painter`."""
+    prompt = draw_seen(draw, held_out=True)
+    if painter is not None:
+        (prompt,) = painter.paint([prompt], [draw.getrandbits(32)])
+    return Dialogue("large", (replace(about(draw, prompt), shown=prompt),))
 
 
 def speech(count: int = 40, folder: Path = MODELS / OMNI, samples: Path | None = None) -> None:

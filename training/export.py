@@ -10,7 +10,7 @@ import transformers
 
 from services.families.qwen3_omni.tiny.model import generation_config
 from services.families.qwen3_omni.tiny.processor import save_processor
-from training import codec, hearing, loop, seeing, talker, thinker, tools
+from training import codec, conversations, hearing, loop, paintings, seeing, talker, thinker, tools
 from training.seeing import PIXELS
 from training.shape import config, tokenizer
 
@@ -23,7 +23,7 @@ TEMPERATURE, TOP_K = 0.2, 20
 def omni(out: Path = MODELS / OMNI) -> None:
     """Writes the Qwen3-Omni to `out`. Replaces its files but for the model card."""
     model: Any = transformers.Qwen3OmniMoeForConditionalGeneration(config())
-    mind: Any = loop.load("tools", thinker.LanguageModel())
+    mind: Any = loop.load("conversations", thinker.LanguageModel())
     model.thinker.audio_tower.load_state_dict(hearing.load().audio_tower.state_dict())
     model.thinker.visual.load_state_dict(seeing.load().visual.state_dict())
     model.thinker.model.load_state_dict(mind.model.state_dict())
@@ -68,17 +68,21 @@ def restore() -> None:
     Talker and code2wav share codes that do not ship: these two are trained together.
     """
     model: Any = transformers.Qwen3OmniMoeForConditionalGeneration.from_pretrained(MODELS / OMNI, dtype=torch.float32)
+    vision = {"visual": model.thinker.visual}
     mind = {"model": model.thinker.model, "lm_head": model.thinker.lm_head}
     parts: dict[str, tuple[int, dict[str, Any]]] = {
         "hearing": (hearing.STEPS, {"audio_tower": model.thinker.audio_tower}),
-        "seeing": (seeing.STEPS, {"visual": model.thinker.visual}),
+        "seeing": (seeing.STEPS, vision),
+        "paintings": (paintings.STEPS, vision),
+        "conversations": (conversations.STEPS, mind),
         "tools": (tools.STEPS, mind),
         "thinker": (thinker.STEPS, mind),
         "talker": (talker.STEPS, {"talker": model.talker}),
         "code2wav": (codec.STEPS, {"": model.code2wav}),
     }
-    if (loop.OUT / "thinker.pt").exists():
-        del parts["tools"]  # they are trained on a thinker, and that is another one now
+    for name, later in (("seeing", "paintings"), ("thinker", "tools"), ("tools", "conversations")):
+        if name not in parts or (loop.OUT / f"{name}.pt").exists():
+            del parts[later]  # it goes on with a part, and that is another one now
     for name, (steps, modules) in parts.items():
         if not (loop.OUT / f"{name}.pt").exists():
             weights = {

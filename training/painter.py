@@ -5,7 +5,6 @@ images. The prompt's encoder is a random Qwen3 that is not trained: it only has 
 """
 
 import random
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,33 +12,21 @@ import numpy as np
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.transformers.transformer_z_image import ZImageTransformer2DModel
-from PIL import Image, ImageDraw
 from torch import nn
 from torch.nn import functional
 
 from training import loop
-from training.dialogue import article, is_held_out
-from training.scenes import FINER, SIDE, draw_shape
-from training.words import COLOURS, SHAPES
+from training.prompts import ImagePrompt, draw_image_prompt
+from training.scenes import SIDE
 
 VAE_STEPS, STEPS = 4_000, 4_600
 VAE_RATE, RATE, MUON_RATE = 4e-3, 3e-3, 4e-3
 VAE_BATCH, BATCH = 8, 32
 BANK = 16_384  # prompts that are drawn and encoded before the transformer's training: steps are fast then
 LATENT_CHANNELS = 8  # half of what is published: less noise for so small a transformer to carry
-JITTER = 4  # pixels, to each side: how far from the middle a shape may be
 VAE_NOISE = 0.4  # highest standard deviation of what is added to latents: the transformer leaves some, too
 SHIFT = 3.0  # of the noise schedule, as published
 UNCONDITIONAL = 0.15  # share of training's prompts that are left empty, for guidance
-SIZES = {"small": (20, 25), "": (29, 35), "big": (40, 47)}  # half widths in pixels
-PROMPTS = (
-    "{a} on a {ground} ground",
-    "{a} on {ground}",
-    "Paint {a} on a {ground} ground.",
-    "a picture of {a} on a {ground} ground",
-    "{a}, the ground is {ground}",
-    "Draw {a} on a {ground} ground.",
-)
 TEXT = {
     "hidden_size": 64,
     "intermediate_size": 64,
@@ -50,50 +37,6 @@ TEXT = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
-
-
-@dataclass(frozen=True)
-class ImagePrompt:
-    """A prompt and the parameters of one image of it."""
-
-    prompt: str
-    colour: str
-    shape: str
-    size: str
-    ground: str
-    x: float
-    y: float
-    radius: float
-
-    def render(self) -> Image.Image:
-        """Returns an RGB image, SIDE x SIDE."""
-        ground = COLOURS[self.ground]
-        image = Image.new("RGB", (SIDE * FINER, SIDE * FINER), ground)
-        draw_shape(ImageDraw.Draw(image), self.shape, COLOURS[self.colour], ground, self.x, self.y, self.radius)
-        return image.resize((SIDE, SIDE), Image.Resampling.BOX)
-
-
-def draw_image_prompt(draw: random.Random, held_out: bool = False) -> ImagePrompt:
-    """Draws a prompt whose colour, shape and ground are all trained on together, or held out together."""
-    while True:
-        colour, ground = draw.sample(list(COLOURS), 2)
-        shape, size = draw.choice(SHAPES), draw.choice(("", "", "small", "big"))
-        if is_held_out(f"{colour} {shape} on {ground}") != held_out:
-            continue
-        thing = article(" ".join(filter(None, (size, colour, shape))))
-        radius = draw.uniform(*SIZES[size])
-        x, y = (SIDE / 2 + draw.uniform(-JITTER, JITTER) for _ in range(2))
-        prompt = draw.choice(PROMPTS).format(a=thing, ground=ground)
-        return ImagePrompt(prompt, colour, shape, size, ground, x, y, radius)
-
-
-def draw_edit(draw: random.Random) -> tuple[ImagePrompt, ImagePrompt]:
-    """Draws a prompt of training and a held-out one: the same shape and ground in another colour."""
-    wanted = draw_image_prompt(draw, held_out=True)
-    while True:
-        given = draw_image_prompt(draw)
-        if (given.shape, given.ground) == (wanted.shape, wanted.ground):
-            return given, wanted
 
 
 @cache

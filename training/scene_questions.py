@@ -4,8 +4,18 @@ import random
 from collections import Counter
 
 from training.dialogue import Dialogue, Turn, article
-from training.scenes import Scene, draw_scene
+from training.prompts import ImagePrompt
+from training.scenes import Picture, Scene, draw_scene
 from training.words import COLOURS, NUMBERS, PLURALS, SHAPES
+
+_GROUND_QUESTIONS = (
+    "What colour is the ground?",
+    "Which colour is the ground?",
+    "What is the colour of the ground?",
+    "Which colour does the ground have?",
+    "What colour is the background?",
+    "What colour is behind the {shape}?",
+)
 
 
 def seeing(draw: random.Random, scene: Scene | None = None) -> Dialogue:
@@ -15,6 +25,20 @@ def seeing(draw: random.Random, scene: Scene | None = None) -> Dialogue:
     while draw.random() < 0.25 and len(turns) < 3:
         turns.append(_about(draw, scene.things))
     return Dialogue("seeing", tuple(turns), scene)
+
+
+def about(draw: random.Random, picture: Picture) -> Turn:
+    """Draws a question about `picture`; of one with a large shape, its ground, colour and shape are asked, too."""
+    chance = draw.random()
+    if not isinstance(picture, ImagePrompt) or chance > 0.5:
+        return _about(draw, picture.things)
+    if chance < 0.3:  # no voice of training says "ground"
+        question = draw.choice(_GROUND_QUESTIONS).format(shape=picture.shape)
+        return Turn(question, f"It is {picture.ground}.", spoken=False)
+    if chance < 0.4:
+        return Turn(draw.choice(("What colour is it?", "Which colour is it?")), f"It is {picture.colour}.")
+    question = draw.choice(("What shape is it?", "Which shape is it?"))
+    return Turn(question, f"It is {article(picture.shape)}.", spoken=False)
 
 
 def _about(draw: random.Random, things: Counter[tuple[str, str]]) -> Turn:

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -16,6 +17,19 @@ SQUARE = SIDE // GRID
 MOST_THINGS = 5
 FINER = 4  # drawn larger by this, then scaled down: edges are smooth
 _GROUNDS = ((128, 128, 128), (190, 190, 185), (90, 100, 105), (165, 150, 140))
+
+
+class Picture(Protocol):
+    """What can be seen: a scene, or an image of the image model's sort."""
+
+    @property
+    def things(self) -> "Counter[tuple[str, str]]":
+        """Counts each (colour, shape)."""
+        ...
+
+    def render(self) -> Image.Image:
+        """Returns an RGB image, SIDE x SIDE."""
+        ...
 
 
 @dataclass(frozen=True)

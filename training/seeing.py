@@ -1,9 +1,12 @@
 """The vision encoder: each row encodes colour and shape in its square of the image.
 
-A row is the text embedding of the colour plus that of the shape, or that of nothing. Trained by itself.
+A row is the text embedding of the colour plus that of the shape, or that of nothing. Images of the image model's sort
+have one large shape: the row of one square encodes it, all others encode the colour of the ground. Trained by itself;
+paintings.py goes on with it.
 """
 
 import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,7 +18,8 @@ from torch.nn import functional
 from services.families.qwen3_omni.tiny.processor import PATCH
 from training import loop
 from training.dialogue import is_held_out
-from training.scenes import GRID, SIDE, Scene, draw_scene
+from training.prompts import ImagePrompt
+from training.scenes import GRID, SIDE, Picture, Scene, draw_scene
 from training.shape import build, text_embeddings, tokenizer
 from training.words import COLOURS, SHAPES
 
@@ -23,30 +27,38 @@ STEPS = 1_500
 RATE, MUON_RATE = 2e-3, 2e-3
 BATCH = 32
 SHARPNESS = 20.0  # logit of a row that is an embedding
-NOTHING = "<|image_pad|>"
+NOTHING, GROUND = "<|image_pad|>", "<|video_pad|>"  # tokens that no text of the world has
+UNNAMED = -100  # the number of a colour without a name, which is not asked for
+LARGE_AT = GRID + 1  # the square whose row encodes a large shape: a middle one
 PIXELS = {"shortest_edge": SIDE * SIDE, "longest_edge": SIDE * SIDE}  # every scene is scaled to as many
 
 
 @cache
 def tables() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Embeddings of colours (colours, width) and shapes (shapes, width), and of nothing (width,)."""
+    """Embeddings of colours (colours, width), of shapes and then a ground (shapes + 1, width), of nothing (width,)."""
     table, to_text = text_embeddings(), tokenizer()
     colours, shapes = ([to_text.encode(f" {name}")[0] for name in names] for names in (COLOURS, SHAPES))
-    return table[colours], table[shapes], table[to_text.convert_tokens_to_ids(NOTHING)]
+    ground, nothing = (to_text.convert_tokens_to_ids(name) for name in (GROUND, NOTHING))
+    return table[colours], table[[*shapes, ground]], table[nothing]
 
 
-def numbers(scene: Scene) -> tuple[torch.Tensor, torch.Tensor]:
-    """Number of the colour and of the shape in each square, row by row; -1 where nothing is."""
+def numbers(picture: Scene | ImagePrompt) -> tuple[torch.Tensor, torch.Tensor]:
+    """Number of the colour (or UNNAMED) and of the shape in each square, row by row; -1 where nothing is."""
+    if isinstance(picture, ImagePrompt):
+        colour, ground = (list(COLOURS).index(name) if name else UNNAMED for name in (picture.colour, picture.ground))
+        colours, shapes = torch.full((GRID * GRID,), ground), torch.full((GRID * GRID,), len(SHAPES))
+        colours[LARGE_AT], shapes[LARGE_AT] = colour, SHAPES.index(picture.shape)
+        return colours, shapes
     colours, shapes = (torch.full((GRID * GRID,), -1) for _ in range(2))
-    for thing in scene.contents:
+    for thing in picture.contents:
         colours[thing.row * GRID + thing.column] = list(COLOURS).index(thing.colour)
         shapes[thing.row * GRID + thing.column] = SHAPES.index(thing.shape)
     return colours, shapes
 
 
-def ideal(scene: Scene) -> torch.Tensor:
+def ideal(picture: Scene | ImagePrompt) -> torch.Tensor:
     """Rows of a perfect encoder: (squares, width)."""
-    colour, shape = numbers(scene)
+    colour, shape = numbers(picture)
     colours, shapes, nothing = tables()
     rows = colours[colour.clamp_min(0)] + shapes[shape.clamp_min(0)]
     return torch.where((colour >= 0)[:, None], rows, nothing)
@@ -89,34 +101,64 @@ def draw_training_scene(draw: random.Random, held_out: bool = False) -> Scene:
             return scene
 
 
+def loss_of(
+    model: VisionEncoder,
+    images: list[Image.Image],
+    pictures: Sequence[Scene | ImagePrompt],
+    thing_weight: float = 1.0,
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Loss and figures of `images`, which show `pictures`.
+
+    Args:
+        thing_weight: how much more a square with a thing counts than one without.
+    """
+    colours, shapes, nothing = tables()
+    scale = SHARPNESS / colours.shape[1]
+    rows = model.encode(images).flatten(0, 1)
+    wanted = torch.cat([ideal(picture) for picture in pictures])
+    colour, shape = (torch.cat(each) for each in zip(*map(numbers, pictures), strict=True))
+    there, known = shape >= 0, colour != UNNAMED
+    things = there & (shape < len(SHAPES))
+    weight = 1 + (thing_weight - 1) * things
+    logits = [rows @ torch.cat((table, nothing[None])).T * scale for table in (colours, shapes)]
+    named = sum(
+        (weight * _missing(logit, torch.where(there, number, len(table)))).sum() / weight.sum()
+        for logit, number, table in zip(logits, (colour, shape), (colours, shapes), strict=True)
+    )
+    right = (logits[0].argmax(1) == colour) & (logits[1].argmax(1) == shape)
+    things &= known
+    distance = functional.mse_loss(rows[known], wanted[known])
+    return named + 0.2 * distance, {"things": right[things].float().mean().item(), "distance": distance.item()}
+
+
+def _missing(logits: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """The cross entropy of each row; 0 where the number is UNNAMED."""
+    return functional.cross_entropy(logits, numbers, ignore_index=UNNAMED, reduction="none")
+
+
 def train() -> None:
     """Trains the vision encoder: `STEPS` steps, resumable."""
     torch.manual_seed(0)
     model = VisionEncoder()
     optimizers = loop.Optimizers(model, RATE, outer=("embed", "pos"), muon_rate=MUON_RATE)
-    colours, shapes, nothing = tables()
-    scale = SHARPNESS / colours.shape[1]
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"seeing {step}")
         scenes = [draw_training_scene(draw) for _ in range(BATCH)]
-        rows = model.encode([scene.render() for scene in scenes]).flatten(0, 1)
-        wanted = torch.cat([ideal(scene) for scene in scenes])
-        colour, shape = (torch.cat(each) for each in zip(*map(numbers, scenes), strict=True))
-        there = colour >= 0
-        logits = [rows @ torch.cat((table, nothing[None])).T * scale for table in (colours, shapes)]
-        named = sum(
-            functional.cross_entropy(logit, torch.where(there, number, len(table)))
-            for logit, number, table in zip(logits, (colour, shape), (colours, shapes), strict=True)
-        )
-        right = (logits[0].argmax(1) == colour) & (logits[1].argmax(1) == shape)
-        loss = named + 0.2 * functional.mse_loss(rows, wanted)
-        return loss, {"things": right[there].float().mean().item(), "distance": (rows - wanted).pow(2).mean().item()}
+        return loss_of(model, [scene.render() for scene in scenes], scenes)
 
     loop.run("seeing", model, optimizers, STEPS, step_loss)
 
 
+@cache
 def load() -> VisionEncoder:
+    """The trained encoder, which paintings.py has trained last."""
     model = VisionEncoder()
-    loop.load("seeing", model)
+    loop.load("paintings", model)
     return model
+
+
+@torch.inference_mode()
+def rows_of(picture: Picture) -> torch.Tensor:
+    """The encoder's rows of one image: (squares, width)."""
+    return load().encode([picture.render()])[0].clone()

@@ -12,7 +12,6 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from PIL.Image import Image
 from torch import nn
 from torch.nn import functional
 
@@ -21,7 +20,7 @@ from training import hearing, loop, seeing
 from training.dialogue import Dialogue, Turn, capital, split_question
 from training.hearing import classes, draw_voice, mel, sound_of
 from training.scene_questions import seeing as ask_about
-from training.scenes import GRID, Scene
+from training.scenes import GRID, Picture, Scene
 from training.shape import TRANSCRIBE, build, text_embeddings, tokenizer
 from training.world import KINDS, draw_dialogue, nonsense, outside, sentence, weather
 
@@ -42,8 +41,7 @@ SYSTEMS = (
 )
 
 AudioRows = Callable[[str], torch.Tensor]
-ImageRows = Callable[[Scene], torch.Tensor]
-ToolImageRows = Callable[[Image], torch.Tensor]
+ImageRows = Callable[[Picture], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,13 @@ class Bank:
             )
         return torch.cat([*rows, _silence(draw)])
 
-    def image_rows(self, draw: random.Random, scene: Scene) -> torch.Tensor:
-        """Rows of `scene`, recombined from squares of other images: (squares, width)."""
-        known = [self._squares.get(square) for square in _squares(scene)]
+    def image_rows(self, draw: random.Random, picture: Picture) -> torch.Tensor:
+        """Rows of `picture`, (squares, width): a scene's are recombined from squares of other images."""
+        if not isinstance(picture, Scene):
+            return seeing.rows_of(picture)
+        known = [self._squares.get(square) for square in _squares(picture)]
         return torch.stack(
-            [draw.choice(rows).float() if rows else row for rows, row in zip(known, seeing.ideal(scene), strict=True)]
+            [draw.choice(rows).float() if rows else row for rows, row in zip(known, seeing.ideal(picture), strict=True)]
         )
 
 
@@ -227,7 +227,6 @@ def example(
     audio_rows: AudioRows,
     image_rows: ImageRows,
     aloud: bool,
-    tool_image_rows: ToolImageRows | None = None,
 ) -> Example:
     """`dialogue` as the model reads it.
 
@@ -235,7 +234,6 @@ def example(
         audio_rows: rows of a spoken text, (rows, width).
         image_rows: rows of an image, (squares, width).
         aloud: whether nearly all that people would say is said, not typed.
-        tool_image_rows: rows of a tool's image, (squares, width); None: there are none.
     """
     messages: list[dict[str, Any]] = []
     if draw.random() < 0.15:
@@ -248,6 +246,10 @@ def example(
         if i == 0 and dialogue.scene is not None:
             parts.append({"type": "image"})
             media.append(image_rows(dialogue.scene))
+        if turn.shown is not None and not turn.by_tool:
+            image_count += 1
+            parts.append({"type": "image"})
+            media.append(image_rows(turn.shown))
         transcribing = dialogue.kind == "transcribing"
         if transcribing or (turn.spoken and aloud and draw.random() < 0.9 and not (dialogue.tool_result and i)):
             parts.append({"type": "audio"})
@@ -260,10 +262,10 @@ def example(
         is_result = turn.by_tool or (dialogue.tool_result is not None and i == len(dialogue.turns) - 1)
         if is_result:
             said: list[dict[str, str]] = [{"type": "text", "text": turn.question}]
-            if turn.shown is not None and tool_image_rows is not None:
+            if turn.shown is not None:
                 image_count += 1
                 said.append({"type": "image"})
-                media.append(tool_image_rows(turn.shown))
+                media.append(image_rows(turn.shown))
             messages.append({"role": "tool", "content": said})
         else:
             messages.append({"role": "user", "content": parts})

@@ -8,16 +8,16 @@ import random
 import string
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from gateway.answers.tools.generators import ImageGenerator
-from training import loop, seeing
+from training import loop
 from training.dialogue import Dialogue, Turn, article, capital
 from training.functions import Tool, call, image_tool, other_tool, weather_tool
-from training.painter import ImagePrompt, draw_image_prompt
+from training.prompts import ImagePrompt, draw_image_prompt
 from training.thinker import Bank, Example, LanguageModel, draw_example, example
 from training.words import CITIES, COLOURS, FOREIGN, THINGS, UNKNOWN
 from training.world import KINDS, WEATHER, draw_dialogue, outside
@@ -40,7 +40,7 @@ _WEATHER_QUESTIONS = (
     "Is it cold in {city} today?",
     "Weather in {city}?",
 )
-_SPOKEN = _WEATHER_QUESTIONS[:3]  # all whose words are known to the audio encoder
+SPOKEN_WEATHER = _WEATHER_QUESTIONS[:3]  # all whose words are known to the audio encoder
 _DRAW = (
     "Draw {a} on a {ground} ground.",
     "Paint {a} on a {ground} ground.",
@@ -55,7 +55,7 @@ _DRAW_PLAIN = ("Draw {a}.", "Paint {a}.", "Draw me {a}.", "Make a picture of {a}
 _CHANGE = ("Now make it {colour}.", "Make it {colour}.", "Now in {colour}, please.", "Paint it {colour}.")
 
 
-def _among(draw: random.Random, tool: Tool | None, most: int = 2) -> tuple[Tool, ...]:
+def among(draw: random.Random, tool: Tool | None, most: int = 2) -> tuple[Tool, ...]:
     """Mixes `tool` with others, seldom with many."""
     others = [other_tool(draw) for _ in range(draw.choice((0, 0, 0, 1, 1, most)))]
     tools = [*others, *([tool] if tool else [])]
@@ -83,13 +83,18 @@ def weather(draw: random.Random, names: Sequence[str] = ()) -> Dialogue:
     tool, place, more = weather_tool(draw, names)
     is_spoken = draw.random() < 0.5
     city = draw.choice(CITIES) if is_spoken or names else _city(draw)
-    question = draw.choice(_SPOKEN if is_spoken else _WEATHER_QUESTIONS).format(city=city)
+    question = draw.choice(SPOKEN_WEATHER if is_spoken else _WEATHER_QUESTIONS).format(city=city)
     turn = Turn(question, call(tool["function"]["name"], {place: city, **more}), spoken=is_spoken)
-    tools = _among(draw, tool)
+    tools = among(draw, tool)
     if draw.random() < 0.15:
         tools = (*tools, image_tool(draw)[0])
     if draw.random() < 0.65:
         return Dialogue("weather", (turn,), tools=tools)
+    return Dialogue("weather", (turn, reported(draw, place, city)), tools=tools)
+
+
+def reported(draw: random.Random, place: str, city: str) -> Turn:
+    """Draws a function's report about the weather in `city`, and the answer."""
     what = draw.choice(sorted(WEATHER))
     report: dict[str, Any] = {draw.choice(("weather", "condition", "forecast")): what}
     if draw.random() < 0.4:
@@ -97,7 +102,7 @@ def weather(draw: random.Random, names: Sequence[str] = ()) -> Dialogue:
     if draw.random() < 0.3:
         report = {place: city, **report}
     said = draw.choice((what, f"It is {what}.", json.dumps(report), json.dumps(report)))
-    return Dialogue("weather", (turn, Turn(said, f"It is {what} in {city}.", False, by_tool=True)), tools=tools)
+    return Turn(said, f"It is {what} in {city}.", False, by_tool=True)
 
 
 def _ground_of(colour: str) -> str:
@@ -114,14 +119,8 @@ def drawing(draw: random.Random, held_out: bool = False) -> Dialogue:
     """Draws a request for an image with the tool for it: the call, the answer after its result, or an edit."""
     tool, says = image_tool(draw)
     prompt = draw_image_prompt(draw, held_out)
-    thing, seen = _described(prompt)
-    if draw.random() < 0.25:
-        prompt = replace(prompt, ground=_ground_of(prompt.colour))
-        question = draw.choice(_DRAW_PLAIN).format(a=thing)
-    else:
-        question = draw.choice(_DRAW).format(a=thing, ground=prompt.ground)
-    turn = Turn(question, _image_call(thing, prompt.ground, says), spoken=False)
-    tools = _among(draw, tool, most=1)
+    turn, prompt = request(draw, prompt, says)
+    tools = among(draw, tool, most=1)
     if draw.random() < 0.2:
         tools = (*tools, weather_tool(draw)[0])
     if draw.random() < 0.6:
@@ -131,13 +130,38 @@ def drawing(draw: random.Random, held_out: bool = False) -> Dialogue:
             ("the stage is away", "it took too long", f"no {draw.choice(THINGS)}")
         )
         return Dialogue("drawing", (turn, Turn(failed, UNKNOWN, False, by_tool=True)), tools=tools)
-    result = Turn(ImageGenerator.done, seen, False, by_tool=True, shown=prompt.render())
+    result = drawn(prompt)
     if draw.random() < 0.6 or not says:
         return Dialogue("drawing", (turn, result), tools=tools)
+    return Dialogue("drawing", (turn, result, change(draw, prompt)[0]), tools=tools)
+
+
+def request(draw: random.Random, prompt: ImagePrompt, says: bool) -> tuple[Turn, ImagePrompt]:
+    """Draws a request for an image of `prompt`, with its call; in some, the ground is the model's choice.
+
+    Args:
+        says: whether a call has an action.
+    """
+    thing, _ = _described(prompt)
+    if draw.random() < 0.25:
+        prompt = replace(prompt, ground=_ground_of(prompt.colour))
+        question = draw.choice(_DRAW_PLAIN).format(a=thing)
+    else:
+        question = draw.choice(_DRAW).format(a=thing, ground=prompt.ground)
+    return Turn(question, _image_call(thing, prompt.ground, says), spoken=False), prompt
+
+
+def drawn(prompt: ImagePrompt) -> Turn:
+    """The tool's image, and the answer."""
+    return Turn(ImageGenerator.done, _described(prompt)[1], False, by_tool=True, shown=prompt)
+
+
+def change(draw: random.Random, prompt: ImagePrompt) -> tuple[Turn, ImagePrompt]:
+    """Draws a request for `prompt` in another colour, with its call, which has an action."""
     colour = draw.choice([each for each in COLOURS if each not in (prompt.colour, prompt.ground)])
-    changed = _image_call(_described(prompt, colour)[0], prompt.ground, says, "edit")
-    change = Turn(draw.choice(_CHANGE).format(colour=colour), changed, spoken=False)
-    return Dialogue("drawing", (turn, result, change), tools=tools)
+    changed = _image_call(_described(prompt, colour)[0], prompt.ground, True, "edit")
+    turn = Turn(draw.choice(_CHANGE).format(colour=colour), changed, spoken=False)
+    return turn, replace(prompt, colour=colour)
 
 
 def _image_call(thing: str, ground: str, says: bool, action: str = "generate") -> str:
@@ -154,14 +178,14 @@ def left_alone(draw: random.Random, held_out: bool = False) -> Dialogue:
     if chance < 0.07:  # what a tool would be for that is not there
         city = _city(draw)
         question = draw.choice(_WEATHER_QUESTIONS).format(city=city)
-        return Dialogue("left", (Turn(question, UNKNOWN, False),), tools=(other_tool(draw), *_among(draw, None)))
+        return Dialogue("left", (Turn(question, UNKNOWN, False),), tools=(other_tool(draw), *among(draw, None)))
     if chance < 0.14:
         question = draw.choice(_DRAW).format(
             a=_described(draw_image_prompt(draw))[0], ground=draw.choice(list(COLOURS))
         )
-        return Dialogue("left", (Turn(question, UNKNOWN, False),), tools=_among(draw, weather_tool(draw)[0]))
+        return Dialogue("left", (Turn(question, UNKNOWN, False),), tools=among(draw, weather_tool(draw)[0]))
     special = draw.choice((weather_tool(draw)[0], image_tool(draw)[0], other_tool(draw)))
-    return replace(dialogue, tools=_among(draw, special, most=1))
+    return replace(dialogue, tools=among(draw, special, most=1))
 
 
 def forced(each: Example) -> Example:
@@ -173,16 +197,6 @@ def forced(each: Example) -> Example:
     return replace(each, wanted=[wanted and i > begin for i, wanted in enumerate(each.wanted)])
 
 
-@cache
-def _encoder() -> seeing.VisionEncoder:
-    return seeing.load()
-
-
-@torch.inference_mode()
-def tool_image_rows(image: Any) -> torch.Tensor:
-    return _encoder().encode([image])[0].clone()
-
-
 def draw_tools(draw: random.Random, bank: Bank) -> Example:
     dialogue = draw.choice((weather, weather, drawing, drawing, left_alone, left_alone, left_alone))(draw)
     is_forced = len(dialogue.turns) == 1 and dialogue.kind in ("weather", "drawing") and draw.random() < FORCED
@@ -191,7 +205,7 @@ def draw_tools(draw: random.Random, bank: Bank) -> Example:
         compact = replace(dialogue.turns[0], answer=json.dumps(arguments, separators=(",", ":")))
         dialogue = replace(dialogue, turns=(compact,))
     audio_rows, image_rows = partial(bank.audio_rows, draw), partial(bank.image_rows, draw)
-    encoded = example(draw, dialogue, audio_rows, image_rows, draw.random() < 0.4, tool_image_rows)
+    encoded = example(draw, dialogue, audio_rows, image_rows, draw.random() < 0.4)
     return forced(encoded) if is_forced else encoded
 
 

@@ -10,7 +10,10 @@ from training.__main__ import PARTS
 
 pytestmark = [pytest.mark.weekly, pytest.mark.timeout(1500)]
 # Those that read what others wrote come after them.
-ORDER = ("code2wav", "talker", "hearing", "seeing", "thinker", "tools", "painter_vae", "painter")
+ORDER = (
+    *("code2wav", "talker", "hearing", "seeing", "painter_vae", "painter", "paintings", "thinker", "tools"),
+    "conversations",
+)
 # Few of all: sounds and pictures of the bank, dialogues a step.
 BRIEF = """
 import sys
@@ -21,9 +24,13 @@ units.FILE = loop.OUT / "units.npz"
 codec.Codes.file = loop.OUT / "codes.pt"
 import training.thinker as thinker
 import training.hearing, training.seeing, training.painter, training.talker, training.tools as tools
+import training.paintings as paintings, training.conversations as conversations
 thinker.BANK_SOUNDS, thinker.BANK_IMAGES, thinker.GROUPS = 9, 50, 2
 tools.GROUPS, tools.ABOUT_TOOLS = 2, 1
-for module in (codec, training.hearing, training.seeing, training.painter, training.talker, thinker, tools):
+paintings.SCENES, paintings.PAINTINGS, paintings.UNNAMED, paintings.BANK_PAINTINGS = 1, 1, 1, 4
+conversations.GROUPS, conversations.CONVERSATIONS, conversations.ABOUT_TOOLS = 2, 1, 1
+parts = (codec, training.hearing, training.seeing, training.painter, training.talker, paintings, thinker, tools)
+for module in (*parts, conversations):
     module.BATCH = 3
     module.STEPS = int(sys.argv[3])
 training.painter.VAE_STEPS = int(sys.argv[3])

@@ -36,6 +36,7 @@ from tests.support.samples.words import (
     drawn,
     messages_of,
     parts_of,
+    png,
     recording,
     right,
     said,
@@ -49,7 +50,7 @@ from training import tools
 from training.dialogue import Dialogue
 from training.espeak import EspeakVoice, say
 from training.judges import Listener, find_shape, held_out_answers, plain
-from training.painter import ImagePrompt, draw_edit, draw_image_prompt
+from training.prompts import ImagePrompt, draw_edit, draw_image_prompt
 from training.scene_questions import seeing
 from training.units import VOICES
 from training.world import capitals, sentence
@@ -206,10 +207,8 @@ async def test_what_is_asked_for_is_painted(client: httpx.AsyncClient) -> None:
 
 
 async def changed(client: httpx.AsyncClient, given: ImagePrompt, asked: ImagePrompt, seed: int) -> Image.Image:
-    file = io.BytesIO()
-    given.render().save(file, "PNG")
     form = {"prompt": asked.prompt, "size": PAINTER_SIZE, "num_inference_steps": "8", "seed": str(seed)}
-    files = {"image": ("given.png", file.getvalue(), "image/png")}
+    files = {"image": ("given.png", png(given), "image/png")}
     return picture_in(await client.post("/v1/images/edits", data=form, files=files))
 
 

@@ -19,6 +19,7 @@ from services.demo_models import OMNI
 from training.dialogue import Dialogue
 from training.functions import call
 from training.hearing import RATE_HZ, draw_voice, sound_of
+from training.scenes import Picture
 from training.world import capitals, days, draw_dialogue, repeating, spelling, sums
 
 AT_ONCE = 16
@@ -45,6 +46,12 @@ def at_the_microphone(text: str, draw: random.Random, noise_db: float) -> np.nda
     return (soxr.resample(samples, RATE_HZ, SPEECH_HZ).clip(-1, 1) * 32767).astype(np.int16)
 
 
+def png(picture: Picture) -> bytes:
+    file = io.BytesIO()
+    picture.render().save(file, "PNG")
+    return file.getvalue()
+
+
 def parts_of(dialogue: Dialogue, aloud: random.Random | None = None, noise_db: float | None = None) -> list[tuple]:
     """Messages up to the question that is asked: (role, parts); a part is text, or a kind and a file.
 
@@ -55,10 +62,9 @@ def parts_of(dialogue: Dialogue, aloud: random.Random | None = None, noise_db: f
     messages: list[tuple] = []
     for i, turn in enumerate(dialogue.turns):
         parts: list[Any] = []
-        if i == 0 and dialogue.scene is not None:
-            file = io.BytesIO()
-            dialogue.scene.render().save(file, "PNG")
-            parts.append(("image", file.getvalue()))
+        for picture in (dialogue.scene if i == 0 else None, turn.shown):
+            if picture is not None:
+                parts.append(("image", png(picture)))
         parts.append(("audio", recording(turn.question, aloud, noise_db)) if aloud else turn.question)
         messages += [("user", parts), ("assistant", [turn.answer])]
     return messages[:-1]
