@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 from PIL import Image, ImageDraw
 
@@ -79,7 +80,7 @@ class Unnamed(ImagePrompt):
 
 def draw_unnamed(draw: random.Random) -> Unnamed:
     """Draws an image with one named colour, and one that is far from all that have names."""
-    fields = vars(draw_image_prompt(draw))
+    fields: dict[str, Any] = vars(draw_image_prompt(draw))
     fields = fields | {"shape": draw.choice(SHAPES), draw.choice(("colour", "ground")): ""}
     while True:
         unnamed = (draw.randrange(256), draw.randrange(256), draw.randrange(256))

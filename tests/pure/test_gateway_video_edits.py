@@ -2,6 +2,7 @@
 
 import base64
 import json
+from typing import Any
 
 import openai
 import pytest
@@ -83,12 +84,11 @@ async def test_a_video_and_a_control_video(tmp_path, how):
     async with scripted_dit(info_with(control_video=True)) as stage, gateway_before(stage, tmp_path) as gateway:
         files = dict.fromkeys(("video", "control_video"), ("x.mp4", ONE_SECOND, "video/mp4"))
         url = "data:video/mp4;base64," + base64.b64encode(ONE_SECOND).decode()
-        asked = {"prompt": "x", "num_frames": 9}
         if how == "json":
-            sent = {"json": asked | {"quartet": {"dit": {"video": url, "control_video": url}}}}
+            members = {"prompt": "x", "num_frames": 9, "quartet": {"dit": {"video": url, "control_video": url}}}
+            response = await gateway.http.post(PATH, json=members)
         else:
-            sent = {"data": {name: str(value) for name, value in asked.items()}, "files": files}
-        response = await gateway.http.post(PATH, **sent)
+            response = await gateway.http.post(PATH, data={"prompt": "x", "num_frames": "9"}, files=files)
         assert response.status_code == 200, response.text
         await gateway.reaches(response.json()["id"], "completed")
         (start,) = gateway.script.requests

@@ -37,7 +37,8 @@ def frames(count: int, width: int = 64, height: int = 48, first: int = 0) -> lis
 
 
 def start_of(asked: dict[str, Any]) -> dit_pb2.DitStart:
-    return dit_pb2.DitStart(**{"num_inference_steps": 3} | asked)
+    fields: dict[str, Any] = {"num_inference_steps": 3} | asked
+    return dit_pb2.DitStart(**fields)
 
 
 def diffusers_own(pipeline: Any, asked: dict[str, Any], **call: Any) -> torch.Tensor:

@@ -136,7 +136,7 @@ def _tasks(dit: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _compare(dit: Bench, plain: Plain, files: dict[str, Any]) -> None:
     info, models = dit.info, dit.engine.models
-    cls: Any = type(models.for_request(edits="image" in files, masked="mask_image" in files))
+    cls: Any = type(models.for_request(edits="image" in files, masked="mask_image" in files, from_video=False))
     further: dict[str, Any] = dict.fromkeys(needed_texts(cls), "la")
     if "max_sequence_length" in found.parameters_of(cls):
         further["max_sequence_length"] = 16
