@@ -82,7 +82,7 @@ async def test_a_video_is_made_of_another(gateway, how):
 @pytest.mark.parametrize("how", ["json", "form"])
 async def test_a_video_and_a_control_video(tmp_path, how):
     async with scripted_dit(info_with(control_video=True)) as stage, gateway_before(stage, tmp_path) as gateway:
-        files = dict.fromkeys(("video", "control_video"), ("x.mp4", ONE_SECOND, "video/mp4"))
+        files: Any = dict.fromkeys(("video", "control_video"), ("x.mp4", ONE_SECOND, "video/mp4"))
         url = "data:video/mp4;base64," + base64.b64encode(ONE_SECOND).decode()
         if how == "json":
             members = {"prompt": "x", "num_frames": 9, "quartet": {"dit": {"video": url, "control_video": url}}}
