@@ -213,7 +213,7 @@ def field(member: tuple[str, Any]) -> tuple[str, Any]:
 @pytest.mark.parametrize("with_messages", [True, False])
 async def test_a_typo_in_any_member_of_any_endpoint_is_refused(gateway, with_messages):
     lenient: dict[str, set[str]] = {}
-    conversation = (await gateway.openai.conversations.create()).id
+    ids = {"conversation_id": (await gateway.openai.conversations.create()).id, "video_id": "video_x"}
     for path, methods in gateway.app.openapi()["paths"].items():
         content = methods.get("post", {}).get("requestBody", {}).get("content", {})
         if path in REFUSED_BEFORE_THEY_ARE_READ or (path in WITH_MESSAGES) != with_messages:
@@ -224,7 +224,7 @@ async def test_a_typo_in_any_member_of_any_endpoint_is_refused(gateway, with_mes
                 if is_form and place.count(".") > 1:  # its objects are texts
                     continue
                 sent = {"files": [*map(field, value.items())]} if is_form else {"json": value}
-                response = await gateway.http.post(path.format(conversation_id=conversation), **sent)
+                response = await gateway.http.post(path.format(**ids), **sent)
                 error, member = response.json()["error"], place.removeprefix(".")
                 found = response.status_code, error["message"], error.get("code"), error.get("param")
                 own_form = [None, None] if path.startswith("/v1/messages") else ["unknown_parameter", member]

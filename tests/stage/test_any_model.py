@@ -224,7 +224,7 @@ async def test_tools_are_refused_where_the_template_has_none(served: Served) -> 
     with pytest.raises(InvalidInput, match=r"tools\[0\]: this model has no tools; leave them out"):
         await generation.refuse()
     takes = replace(served.engine.checkpoint, processor=SimpleNamespace(chat_template="{{ tools }}"))
-    generation.engine = cast(Any, SimpleNamespace(checkpoint=takes, tool_parser=None))
+    generation.engine = cast(Any, SimpleNamespace(checkpoint=takes, tool_parser=None, speech_prompts=None))
     with pytest.raises(InvalidInput, match=r"takes tools, but its calls are not known here: set the thinker's --tool"):
         await generation.refuse()
 
