@@ -10,6 +10,7 @@ from tests.support.systems.stack import free_port
 from tests.support.systems.terminal import Terminal, lines
 from tests.support.weights import unlisted
 from tests.support.weights.checkpoints import diffusion_checkpoint
+from tests.support.weights.modular import modular_checkpoint
 from tests.support.weights.unlisted import unlisted_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -59,3 +60,14 @@ def test_classes(tmp_path: Path) -> None:
     up = f"quartet up --pipeline dit --model {unlisted_checkpoint(unlisted.class_images)}"
     with typist.served(up, "ready after"):
         assert typist.type(line_with("golden retriever")).startswith("wrote dog.png: 64x64")
+
+
+def test_a_modular_pipeline(tmp_path: Path) -> None:
+    typist = terminal(tmp_path, free_port())
+    Image.linear_gradient("L").resize((64, 48)).convert("RGB").save(tmp_path / "dawn.png")
+    up = f"quartet up --pipeline dit --model {modular_checkpoint('StableDiffusionXLModularPipeline')}"
+    with typist.served(up, "ready after"):
+        asked = "quartet image 'a red fox' --seed 1"
+        assert typist.type(f"{asked} --size 64x48 --out a.png").startswith("wrote a.png: 64x48")
+        assert typist.type(f"{asked} --steps 4 --image dawn.png --out b.png").startswith("wrote b.png: 64x48")
+    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()
