@@ -24,7 +24,7 @@ from training.world import KINDS, draw_dialogue, weather
 STEPS = 1_000
 RATE, MUON_RATE = 7e-4, 7e-4
 BATCH, GROUPS = 16, 4  # dialogues of a step, and forwards of it
-CONVERSATIONS, ABOUT_TOOLS = 8, 3  # of a batch; the rest is as before, so that nothing is forgotten
+CONVERSATIONS, ABOUT_TOOLS = 8, 4  # of a batch; the rest is as before, so that nothing is forgotten
 MOST_QUESTIONS = 5
 PAINTED = 0.4  # of training's images with a large shape: the image model's own
 _OTHERS = {kind: share for kind, share in KINDS.items() if kind not in (seeing, weather)}
