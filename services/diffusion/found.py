@@ -182,7 +182,8 @@ def control_video_of(cls: type) -> str:
 
 def _takes_frames(cls: type, name: str) -> bool:
     """Whether an argument is a list of pictures; some classes take a video as a tensor of a form of their own."""
-    return "list[" in str(parameters_of(cls)[name].annotation).lower() if name in parameters_of(cls) else False
+    parameter = parameters_of(cls).get(name)
+    return parameter is not None and "list[" in str(parameter.annotation).lower()
 
 
 def needs_video(cls: type) -> bool:

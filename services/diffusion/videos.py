@@ -35,20 +35,22 @@ def read_frames(
     at_rate = max(1, int(total * info.frames_per_second / rate))
     count = _count(at_rate, start, info)
     wanted = [min(total - 1, int(i * rate / info.frames_per_second)) for i in range(count)]
+    distinct = sorted(set(wanted))
     frames: list[Image.Image] = []
     size = start.width, start.height
-    for pixels in read("frames", data, width, height, sorted(set(wanted))):
+    for pixels in read("frames", data, width, height, distinct):
         frame = Image.fromarray(pixels)
-        if not frames and not start.width:
-            own = info.default_width * info.default_height or info.max_pixels
-            size = fitted(*frame.size, own, info.size_multiple)
-        if (needed := count * size[0] * size[1]) > max_pixels:
-            reason = f"{count} frames of {size[0]} x {size[1]} are {needed} pixels; at most {max_pixels} are taken"
-            raise MediaError(f"{reason}: ask for fewer frames, or for a smaller size")
+        if not frames:  # only now its size is known: players turn some videos
+            if not start.width:
+                own = info.default_width * info.default_height or info.max_pixels
+                size = fitted(*frame.size, own, info.size_multiple)
+            if (needed := count * size[0] * size[1]) > max_pixels:
+                reason = f"{count} frames of {size[0]} x {size[1]} are {needed} pixels; at most {max_pixels} are taken"
+                raise MediaError(f"{reason}: ask for fewer frames, or for a smaller size")
         frames.append(frame.resize(size, _LANCZOS))
     if not frames:
         raise MediaError("the video has no frames that can be decoded")
-    places = {index: place for place, index in enumerate(sorted(set(wanted)))}
+    places = {index: place for place, index in enumerate(distinct)}
     return [frames[min(places[index], len(frames) - 1)] for index in wanted]
 
 
