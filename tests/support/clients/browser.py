@@ -21,7 +21,7 @@ CHROMIUM = "QUARTET_TEST_CHROMIUM"  # names the command, where it is none of the
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 _QUIET_BEFORE_S, _QUIET_AFTER_S = 1.0, 20.0
-GUARD_MS = 60_000  # against hanging; no claim about speed
+GUARD_MS = 240_000  # against hanging; no claim about speed
 
 
 def chromium() -> str:

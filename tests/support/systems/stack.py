@@ -28,7 +28,7 @@ from tests.support.stage.streaming import CHANNELS
 
 START_TIMEOUT_S = 600  # a guard, as are the next two: a start takes a minute of two free cores
 HANG_GUARD_S = 300
-ANSWER_GUARD_S = 60  # of one answer
+ANSWER_GUARD_S = 240  # of one answer
 GATEWAY_KEPT_S = 1.0  # a page of metrics
 IDENTITY = "all"  # of every process of a system, and of the tests that ask its stages
 KV_BLOCK_TOKENS = 32  # vLLM's least on a CPU, so that short prompts have whole blocks to find in the prefix cache
