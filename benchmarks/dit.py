@@ -97,7 +97,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         options.width_height = options.size and pixels("--size", options.size)
         options.video_width_height = pixels("--video-size", options.video_size)
         every = [flag("--dit-flag", each) for each in options.dit_flag]
-        options.variants = [variant(each, every) for each in options.variant] or [Variant("", tuple(every))]
+        options.variants = [variant(each, every) for each in options.variant] or [Variant("", encoding(every))]
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -125,7 +125,13 @@ def variant(text: str, every: Sequence[str]) -> Variant:
     if not (name and colon):
         raise ValueError(f"--variant {text}: must be NAME:SETTING=VALUE,SETTING=VALUE, or NAME: for none")
     flags = [flag("--variant", each) for each in settings.split(",") if each]
-    return Variant(name, (*every, *flags))
+    return Variant(name, encoding([*every, *flags]))
+
+
+def encoding(flags: Sequence[str]) -> tuple[str, ...]:
+    """`flags`, with which prompts that come again are encoded again, as by diffusers, if they say nothing of it."""
+    name = "--encoding-cache-mib="
+    return (*flags, *([] if any(each.startswith(name) for each in flags) else [f"{name}0"]))
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What a pipeline's encoders make of a prompt: kept, shared by a request's outputs, packed for another stage."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from quartet.v1 import encoder_pb2
 from services.common.errors import InvalidInput
+from services.diffusion.encoding_cache import EncodingCache
 
 _SEEDLESS = "encode_prompt"  # the text encoders' results do not depend on the seed
 METHODS = (_SEEDLESS, "generate_prior_tokens")
@@ -20,17 +21,31 @@ _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "text"}
 
 @dataclass
 class Conditioning:
-    """Results of `METHODS`, each in the order of its calls, which depends on the pipeline's arguments only."""
+    """Results of `METHODS`, each in the order of its calls, which depends on the pipeline's arguments only.
+
+    Attributes:
+        cache: where encoders' results of other requests are.
+        adapters: those that are on, with their weights.
+    """
 
     results: dict[str, list[Any]] = field(default_factory=dict)
+    cache: EncodingCache | None = None
+    adapters: Hashable = ()
 
     def for_another_seed(self) -> "Conditioning":
         """One that shares, now and later, the results that do not depend on the seed."""
-        return Conditioning({_SEEDLESS: self.results.setdefault(_SEEDLESS, [])})
+        results = {_SEEDLESS: self.results.setdefault(_SEEDLESS, [])}
+        return Conditioning(results, self.cache, self.adapters)
 
-    def attach(self, pipeline: Any) -> None:
-        """Lets `pipeline`, a view for one call, take its results from here; missing ones are computed and kept."""
-        for name in METHODS:
+    def attach(self, pipeline: Any, keeps: bool) -> None:
+        """Lets `pipeline`, a view for one call, take its results from here; missing ones are computed.
+
+        Args:
+            keeps: whether what is computed is kept for the request's other outputs, whose seeds are others.
+        """
+        if self.cache is not None:
+            self.cache.attach(pipeline, self.adapters)
+        for name in METHODS if keeps else ():
             method = getattr(pipeline, name, None)
             if method is not None:
                 vars(pipeline)[name] = self._kept(name, method)

@@ -48,6 +48,11 @@ class PipelineSettings(StageSettings):
         ge=64 * 1024 * 1024,
         description="memory that a process that decodes pictures may take; a file that needs more is refused",
     )
+    encoding_cache_mib: int = Field(
+        default=64,
+        ge=0,
+        description="memory for encoded prompts and images that come again, on the device; 0: none are kept",
+    )
     max_decoding_s: float = Field(default=60.0, gt=0, description="time to decode a picture")
 
     @model_validator(mode="after")

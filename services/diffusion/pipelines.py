@@ -29,6 +29,7 @@ from services.common.errors import InternalError, InvalidInput, QueueFull, Stage
 from services.common.revisions import parted
 from services.diffusion import found, modular, modular_index
 from services.diffusion.conditioning import Conditioning
+from services.diffusion.encoding_cache import EncodingCache
 from services.diffusion.families import checkpoint_class, family_of
 from services.diffusion.modular_index import INDEX, MODULAR_INDEX, Index, is_modular
 
@@ -99,6 +100,7 @@ class Pipelines:
         pipeline: the checkpoint's own.
         device: where models run.
         pipelines: by further tasks, "edit", "inpaint" and "of_video". The checkpoint's own may be one of them.
+        encodings: of prompts and images, kept for later requests; None: none are kept.
 
     Raises:
         ValueError: a pipeline that is not served.
@@ -112,6 +114,7 @@ class Pipelines:
         # One of its own: a fast tokenizer's padding is state, which the pipelines set in the engine's thread.
         self._counter: Any = copy.deepcopy(found.tokenizer_of(pipeline))
         self._counting = threading.Lock()
+        self.encodings: EncodingCache | None = None
         edits_too = self.family.images and not self.family.needs_image
         self.pipelines: dict[str, Any] = {"edit": pipeline} if edits_too else {}
         if self.family.needs_mask:
@@ -128,6 +131,14 @@ class Pipelines:
         if from_video:
             return self.pipelines["of_video"]
         return self.pipelines.get("inpaint" if masked else "edit", self.pipeline) if edits else self.pipeline
+
+    def keep_encodings(self, stage: str, mib: int) -> None:
+        """From now on keeps up to so many MiB of encoded prompts and images. Call it before there are requests."""
+        if mib:
+            self.encodings = EncodingCache(stage, mib * 1024 * 1024)
+            vae: Any = getattr(self.pipeline, "vae", None)
+            if hasattr(vae, "encode") and not any(each.is_meta for each in vae.parameters()):
+                self.encodings.attach_vae(vae)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a prompt; 0 without a tokenizer. For any thread."""
@@ -162,8 +173,8 @@ def own_view(
     for part in own.values():
         if isinstance(part, SchedulerMixin):
             prepare(part)
-    if family_of(type(pipeline)).listed:  # of others it is not known that the seed changes no encoding
-        conditioning.attach(copied)
+    # of classes without a row it is not known that the seed changes no encoding
+    conditioning.attach(copied, keeps=family_of(type(pipeline)).listed)
     try:
         yield copied
     finally:

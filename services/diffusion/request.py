@@ -248,7 +248,8 @@ def resolve(
     arguments = {name: value for name, value in arguments.items() if name in taken} | further
     steps = _denoising_steps(start, pipelines, pipeline, arguments)
     seed, count = start.seed if start.HasField("seed") else secrets.randbits(32), start.count or 1
-    first, *others = given or [Conditioning()]
+    loras = tuple(sorted((lora.name, lora.weight) for lora in start.loras))
+    first, *others = given or [Conditioning(cache=pipelines.encodings, adapters=loras)]
     conditionings = [first, *(others or (first.for_another_seed() for _ in range(1, count)))]
     return [
         OutputSpec(
@@ -259,7 +260,7 @@ def resolve(
             family.media == "sound",
             family.soundtrack,
             conditionings[i],
-            loras=tuple(sorted((lora.name, lora.weight) for lora in start.loras)),
+            loras=loras,
             preview_steps=_preview_steps(start.previews, steps),
             steps=steps,
             floats=start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 or bool(info.sample_rate_hz),

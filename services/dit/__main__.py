@@ -38,6 +38,7 @@ async def serve(stage: Stage, settings: DitSettings) -> None:
         await asyncio.to_thread(warm_up, engine)
         servicer.engine = engine
         models = engine.models
+        models.keep_encodings("dit", settings.encoding_cache_mib)
         return stage.describe(str(models.dtype), str(models.device), dit=models.info)
 
     await stage.serve(start)

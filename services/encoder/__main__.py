@@ -75,6 +75,7 @@ async def serve(stage: Stage, settings: EncoderSettings) -> None:
         if not engine.models.family.needs_image:  # a picture may be read at a million pixels, however small it is
             await engine.encode([warm_up_output(engine.models, engine.info)])
         servicer.engine = engine
+        engine.models.keep_encodings("encoder", settings.encoding_cache_mib)
         pipeline, names = engine.info.pipeline, engine.names
         log.info("loaded", pipeline=pipeline, models=names)
         info = server_info_pb2.EncoderInfo(pipeline=pipeline, models=names, needs_seed=engine.draws_prior_tokens)
