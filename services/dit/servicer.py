@@ -21,7 +21,7 @@ from services.diffusion.images import decode_apart, read_files
 from services.diffusion.request import OutputSpec, check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.output import Done, Encoded, Event, Failed, Preview, Progress, Started
+from services.dit.output import FRAMES, Done, Encoded, Event, Failed, Preview, Progress, Started
 
 Requests = AsyncIterator[dit_pb2.DitServiceGenerateRequest]
 Response = dit_pb2.DitServiceGenerateResponse
@@ -136,7 +136,9 @@ def _pieces(output: int, made: Done, info: server_info_pb2.DitInfo) -> Iterator[
     """What was made, its soundtrack first."""
     if made.soundtrack is not None:
         yield from _parts(made.soundtrack, output=output, sample_rate_hz=info.soundtrack_rate_hz)
-    rates = {"frames_per_second": info.frames_per_second, "sample_rate_hz": info.sample_rate_hz}
+    rates: dict[str, float] = {"sample_rate_hz": info.sample_rate_hz}
+    if made.data.dim() == FRAMES:  # a model of videos may make images, too
+        rates["frames_per_second"] = info.frames_per_second
     yield from _parts(made.data, output=output, **rates)
 
 
