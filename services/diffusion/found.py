@@ -31,6 +31,7 @@ _SOUNDTRACKS = ("audio", "sound")  # fields beside a video, (batch, channels, sa
 GUIDANCE = ("guidance_scale", "true_cfg_scale", "prior_guidance_scale")
 FRAMES = ("num_frames", "video_length", "frames")
 SECONDS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
+RATES = ("frame_rate", "fps")  # arguments for the frames a second of a video
 _TIMES = re.compile(r"^t$|(^|_)timesteps?(_ratio)?$")
 NETS = ("controlnet", "adapter")  # components that read control images
 _CONTROL_VIDEOS = ("control_video", "conditioning_frames")
@@ -229,7 +230,7 @@ def variant(cls: type, word: str) -> str | None:
 
 def frames_per_second(cls: Any) -> float:
     """As the call says, else as the class's own example writes its video."""
-    for name in ("frame_rate", "fps"):
+    for name in RATES:
         if isinstance(value := default_of(cls, name), (int, float)):
             return float(value)
     written = re.search(r"export_to_video\([^)]*fps\s*=\s*(\d+)", inspect.getsource(sys.modules[cls.__module__]))

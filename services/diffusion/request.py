@@ -14,6 +14,7 @@ from services.diffusion.beside import sound_switch
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.found import (
     LABELS,
+    RATES,
     Media,
     continues_video,
     control_of,
@@ -36,6 +37,7 @@ MAX_PREVIEWS = 10
 MAX_GUIDANCE_SCALE = 1000.0
 MAX_PROGRESS_INTERVAL_MS = 60_000
 MAX_LORA_WEIGHT = 100.0
+MAX_FRAME_RATE = 240.0
 MAX_PROMPT_CHARACTERS = 65_536
 MOST_OF_A_TOKEN = 64  # characters: a prompt with more for each of its tokens is not tokenized
 MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
@@ -60,6 +62,7 @@ class OutputSpec:
         preview_steps: after which steps (from 1) a preview is made.
         steps: denoising steps.
         floats: whether the result stays float32; sound always does.
+        frames_per_second: of a video.
     """
 
     pipeline: DiffusionPipeline
@@ -74,6 +77,7 @@ class OutputSpec:
     preview_steps: frozenset[int]
     steps: int
     floats: bool
+    frames_per_second: float
 
 
 def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
@@ -279,9 +283,18 @@ def resolve(
             preview_steps=_preview_steps(start.previews, steps),
             steps=steps,
             floats=start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 or bool(info.sample_rate_hz),
+            frames_per_second=_rate(further, info),
         )
         for i in range(count)
     ]
+
+
+def _rate(further: Mapping[str, Any], info: server_info_pb2.DitInfo) -> float:
+    """Frames a second of a video: as a further argument says, for which the model makes it, else the model's."""
+    for name in (name for name in RATES if info.frames_multiple and name in further):
+        require(0 < further[name] <= MAX_FRAME_RATE, f"{FIELD}.{name}", f"must be above 0, at most {MAX_FRAME_RATE:g}")
+        return further[name]
+    return info.frames_per_second
 
 
 def _denoising_steps(

@@ -59,7 +59,8 @@ def of(dit: Bench, fields: dict[str, Any], **files: Any) -> Any:
 
 
 def sent(dit: Bench, watched: Watched) -> list[dit_pb2.DitPiece]:
-    return list(_pieces(0, watched.events[-1], dit.info))  # type: ignore[arg-type]
+    rate = watched.output.spec.frames_per_second
+    return list(_pieces(0, watched.events[-1], dit.info, rate))  # type: ignore[arg-type]
 
 
 def test_what_it_makes_is_found(dit: Bench, size: str) -> None:
@@ -107,6 +108,18 @@ def test_an_image_is_sent_without_a_frame_rate_and_a_videos_sound_before_its_fra
     *sound, frames = sent(dit, video)
     assert (list(frames.data.shape), frames.frames_per_second) == ([5, 48, 64, 3], 24.0)
     assert [each.sample_rate_hz for each in sound] == ([12_000] if size == "tiny" else [])
+
+
+def test_a_video_is_played_at_the_rate_that_it_is_made_for(dit: Bench) -> None:
+    watched = dit.submit(of(dit, {"num_frames": 5, "arguments": '{"fps": 10}'}))
+    dit.finish([watched])
+    *sound, frames = sent(dit, watched)
+    assert frames.frames_per_second == 10.0
+    assert [each.total for each in sound] == ([6_000] if dit.info.soundtrack_rate_hz else [])  # 5 tenths of a second
+    for rate in ("0", "-1", "1000"):
+        with pytest.raises(InvalidInput, match="must be above 0, at most 240") as caught:
+            of(dit, {"num_frames": 5, "arguments": f'{{"fps": {rate}}}'})
+        assert caught.value.field == "arguments.fps"
 
 
 def test_what_it_does_not_make_names_the_field(dit: Bench, size: str) -> None:
