@@ -18,7 +18,9 @@ _MODULES = {
     "video_audio": ("wan", "wan-i2v", "stable-audio"),
 }
 FAMILIES = {arch: module for module, archs in _MODULES.items() for arch in archs}
-ARCHS = (*_OF_STAGES, *FAMILIES)
+# Architectures that stages of several kinds serve -> a module here, and its function, `(out: Path, size: str)`.
+_OF_SEVERAL = {"cosmos3": ("cosmos3", "write_cosmos3")}
+ARCHS = (*_OF_STAGES, *FAMILIES, *_OF_SEVERAL)
 
 
 def make_checkpoint(out: Path, seed: int, size: str, arch: str = ARCHS[0]) -> Path:
@@ -39,6 +41,9 @@ def make_checkpoint(out: Path, seed: int, size: str, arch: str = ARCHS[0]) -> Pa
         torch.manual_seed(seed)
         if arch in FAMILIES:
             _write_diffusion(out, arch, size)
+        elif arch in _OF_SEVERAL:
+            module, function = _OF_SEVERAL[arch]
+            getattr(import_module(f"cli.tiny.{module}"), function)(out, size)
         else:
             _OF_STAGES[arch](out, size)
     return out

@@ -213,6 +213,8 @@ class ImageRequest(ImageMembers, ignoring(DiffusionRequest, *harmless.IMAGES)):
             raise invalid("quartet.progress", "only with stream: true")
         start = self.start(info)
         self.fill(start, info)
+        if info.frames_multiple:  # the model makes videos, too
+            start.task = dit_pb2.DIT_TASK_TEXT_TO_IMAGE
         start.count = self.n or 1
         if start.count > info.max_count:
             raise invalid("n", f"at most {info.max_count} images a request")

@@ -154,6 +154,10 @@ async def submit_video(
     inputs.check(info)
     source, changes = inputs.source, inputs.video is not None and not info.continues_video
     start = request.video_start(info, changes or inputs.control_video is not None)
+    reads_more = inputs.image is not None or inputs.video is not None
+    if start.num_frames == 1 and reads_more and dit_pb2.DIT_TASK_TEXT_TO_IMAGE in info.tasks:
+        field = "seconds" if request.num_frames is None else "num_frames"
+        raise invalid(field, f"one frame is made of a prompt alone; ask for {info.frames_multiple + 1} or more")
     await load_media(gateway.fetcher, inputs.files)
     if inputs.image is not None:
         start.images.add(field=inputs.image.field)

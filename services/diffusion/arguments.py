@@ -18,9 +18,10 @@ FIELD = "arguments"
 MAX_CHARACTERS = 65_536
 _MAX_INTEGER = 8192  # beyond the default's own: sizes and counts cost memory
 _OF_REQUESTS = {"prompt", LABELS, "negative_prompt", "height", "width", "num_inference_steps", *FRAMES, *SECONDS}
-# What an output is made with, which steps it has, and how many there are is the engine's to know.
+# What an output is made with, which steps it has, how many there are, and whether they are checked is the engine's to
+# know.
 _OF_THE_ENGINE = re.compile(
-    r"generator|output_type|return_dict|callback.*|timesteps|sigmas|num_\w+_per_prompt|batch_size"
+    r"generator|output_type|return_dict|callback.*|timesteps|sigmas|num_\w+_per_prompt|batch_size|\w*safety_check\w*"
 )
 _NAMES_A_FILE = re.compile(r"image|video|audio|mask|path|url|file")
 

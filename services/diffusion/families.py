@@ -12,7 +12,7 @@ from typing import Any
 import diffusers
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-from services.diffusion import found, modular
+from services.diffusion import beside, found, modular
 from services.diffusion.found import Media
 from services.diffusion.modular_index import is_modular
 
@@ -102,6 +102,7 @@ class Family:
         negative: whether it takes `negative_prompt`.
         images: most pictures it takes itself.
         needs_image, needs_mask: whether a call without one fails.
+        stills: whether a video of one frame is an image, made of the prompt alone.
         from_video: whether it takes a video to start from; `needs_video`: whether a call without one fails.
         edit, inpaint, of_video: diffusers' classes for that, with the same components.
         fps: frames a second.
@@ -124,6 +125,7 @@ class Family:
     images: int
     needs_image: bool
     needs_mask: bool
+    stills: bool
     from_video: bool
     needs_video: bool
     edit: str | None
@@ -225,13 +227,14 @@ def family_of(pipeline: type[DiffusionPipeline]) -> Family:
         "images": int(bool(found.picture_of(pipeline))),
         "needs_image": found.needs_picture(pipeline),
         "needs_mask": bool(found.mask_of(pipeline)),
+        "stills": beside.makes_stills(pipeline),
         "from_video": bool(found.video_of(pipeline)),
         "needs_video": found.needs_video(pipeline),
         "edit": found.variant(pipeline, "Img2Img"),
         "inpaint": found.variant(pipeline, "Inpaint"),
         "of_video": found.variant(pipeline, "VideoToVideo"),
         "fps": found.frames_per_second(pipeline),
-        "scales": row is not None,
+        "scales": row is not None or beside.scales_pictures(pipeline),
     }
     return Family(listed=row is not None, **(seen | dict(row or {})))
 

@@ -26,11 +26,12 @@ RESULTS: Mapping[str, Media] = {
     "audios": "sound",
 }
 """Field of a pipeline's output -> what it is."""
-_SOUNDTRACK = "audio"  # the field beside a video, (batch, channels, samples) or (batch, samples)
+_SOUNDTRACKS = ("audio", "sound")  # fields beside a video, (batch, channels, samples) or (channels, samples)
 
 GUIDANCE = ("guidance_scale", "true_cfg_scale", "prior_guidance_scale")
 FRAMES = ("num_frames", "video_length", "frames")
 SECONDS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_duration_s", "duration")
+RATES = ("frame_rate", "fps")  # arguments for the frames a second of a video
 _TIMES = re.compile(r"^t$|(^|_)timesteps?(_ratio)?$")
 NETS = ("controlnet", "adapter")  # components that read control images
 _CONTROL_VIDEOS = ("control_video", "conditioning_frames")
@@ -71,7 +72,9 @@ def result_of(cls: type) -> str | None:
 
 def soundtrack_of(cls: type) -> str:
     """The field of the pipeline's output that has the sound of its video; empty: there is none."""
-    return _SOUNDTRACK if {"frames", _SOUNDTRACK} <= set(_output_of(cls)) else ""
+    made = _output_of(cls)
+    films = any(RESULTS.get(name) == "video" for name in made)
+    return next((name for name in _SOUNDTRACKS if films and name in made), "")
 
 
 @cache
@@ -227,7 +230,7 @@ def variant(cls: type, word: str) -> str | None:
 
 def frames_per_second(cls: Any) -> float:
     """As the call says, else as the class's own example writes its video."""
-    for name in ("frame_rate", "fps"):
+    for name in RATES:
         if isinstance(value := default_of(cls, name), (int, float)):
             return float(value)
     written = re.search(r"export_to_video\([^)]*fps\s*=\s*(\d+)", inspect.getsource(sys.modules[cls.__module__]))
@@ -247,8 +250,8 @@ def denoisers(pipeline: Any) -> dict[str, torch.nn.Module]:
     return {name: part for name, part in pipeline.components.items() if part is not None and is_denoiser(type(part))}
 
 
-def _configs(pipeline: Any) -> list[Any]:
-    """Of the denoisers; several ControlNets as one have none."""
+def configs_of(pipeline: Any) -> list[Any]:
+    """Configs of the denoisers; several ControlNets as one have none."""
     return [each.config for each in denoisers(pipeline).values() if hasattr(each, "config")]
 
 
@@ -272,7 +275,7 @@ def frames_multiple(pipeline: Any) -> int:
 def size_multiple(pipeline: Any) -> int:
     """The least that the class's own check of sizes and the denoisers' patches take."""
     scale = spatial_scale(pipeline) * getattr(pipeline, "packs", 1)
-    patches = [_side(getattr(config, "patch_size", None)) or 1 for config in _configs(pipeline)]
+    patches = [_side(getattr(config, "patch_size", None)) or 1 for config in configs_of(pipeline)]
     return math.lcm(*(scale * patch for patch in patches), next(s for s in _sides(scale) if _is_taken(pipeline, s)))
 
 
@@ -310,10 +313,10 @@ def _is_taken(pipeline: Any, side: int) -> bool:
 def own_size(pipeline: Any) -> tuple[int, int]:
     """(width, height) that calls without a size have; (0, 0): it is not known."""
     cls, scale = type(pipeline), spatial_scale(pipeline)
-    width, height = default_of(cls, "width"), default_of(cls, "height")
+    width, height = (default_of(cls, name) or _set_in_code(cls, name) for name in ("width", "height"))
     if isinstance(width, int) and isinstance(height, int):
         return width, height
-    for source in (pipeline, *_configs(pipeline)):
+    for source in (pipeline, *configs_of(pipeline)):
         own = getattr(source, "default_width", None), getattr(source, "default_height", None)
         if isinstance(own[0], int) and isinstance(own[1], int):
             return own[0], own[1]
@@ -325,10 +328,20 @@ def own_size(pipeline: Any) -> tuple[int, int]:
     return 0, 0
 
 
+def _set_in_code(cls: type, argument: str) -> int | None:
+    """What the call's code sets an argument to that is None; None: it sets no number."""
+    if not inspect.isfunction(cls.__call__):
+        return None
+    code = inspect.getsource(cls.__call__)
+    found = re.search(rf"\bif {argument} is None:\n\s+{argument} = (\d+)\n", code)
+    return int(found[1]) if found else None
+
+
 def own_frames(pipeline: Any, argument: str) -> int:
     """Frames of a call that gives none; 0: it is not known."""
-    configs = _configs(pipeline)
-    known = [default_of(type(pipeline), argument), getattr(pipeline, "default_num_frames", None)]
+    configs = configs_of(pipeline)
+    known = [default_of(type(pipeline), argument), _set_in_code(type(pipeline), argument)]
+    known += [getattr(pipeline, "default_num_frames", None)]
     known += [getattr(config, name, None) for name in ("sample_frames", "num_frames") for config in configs]
     return next((value for value in known if isinstance(value, int)), getattr(pipeline, "usual_frames", 0))
 
@@ -337,7 +350,7 @@ def classes(pipeline: Any) -> int:
     """How many classes the models know; 0: prompts are texts, or the models know none."""
     if not takes_labels(type(pipeline)):
         return 0
-    return next((number for config in _configs(pipeline) if (number := _number_of(config, *_CLASSES))), 0)
+    return next((number for config in configs_of(pipeline) if (number := _number_of(config, *_CLASSES))), 0)
 
 
 def tokenizer_of(pipeline: Any) -> PreTrainedTokenizerBase | None:
@@ -359,7 +372,7 @@ def max_prompt_tokens(pipeline: Any) -> int:
 
 def sample_rate_hz(pipeline: Any) -> int:
     """Of the sound that it makes. Raises ValueError: no config says it."""
-    for name in ("vocoder", "audio_vae", "vae", "autoencoder"):
+    for name in ("vocoder", "audio_vae", "sound_tokenizer", "vae", "autoencoder"):
         config = getattr(getattr(pipeline, name, None), "config", None)
         if rate := _number_of(config, "sampling_rate", "sample_rate", "output_sampling_rate"):
             return rate

@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.diffusion import found, nets
+from services.diffusion import beside, found, nets
 from services.diffusion.arguments import described, needed_texts
 from services.diffusion.config import PipelineSettings
 from services.diffusion.found import default_of, parameters_of
@@ -71,8 +71,10 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         info.default_frames = min(found.own_frames(pipe, family.frames), info.max_frames)
         info.max_video_pixels = settings.max_video_pixels
         info.frames_per_second = getattr(pipe, "fps", None) or family.fps
-        if family.soundtrack:
-            info.soundtrack_rate_hz = found.sample_rate_hz(pipe)
+        info.soundtrack_rate_hz = beside.soundtrack_rate_hz(pipe)
+        for argument in info.arguments:
+            if argument.name == beside.sound_switch(call):
+                argument.default = json.dumps(bool(info.soundtrack_rate_hz))
     if family.media == "sound":
         info.sample_rate_hz = found.sample_rate_hz(pipe)
         info.max_audio_s = family.max_audio_s(pipe)
@@ -104,6 +106,8 @@ def _tasks(models: Pipelines) -> list[dit_pb2.DitTask]:
     """The checkpoint's own task first."""
     family = models.family
     tasks = [] if family.needs_video else [_OWN_TASKS[family.media, family.needs_image]]
+    if family.stills:
+        tasks.append(dit_pb2.DIT_TASK_TEXT_TO_IMAGE)
     if "edit" in models.pipelines and family.media in _FROM_IMAGES:
         tasks.append(_FROM_IMAGES[family.media])
     if "of_video" in models.pipelines:

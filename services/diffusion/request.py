@@ -9,10 +9,13 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InvalidInput, require
-from services.diffusion.arguments import parse
+from services.diffusion.arguments import FIELD, parse
+from services.diffusion.beside import sound_switch
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.found import (
     LABELS,
+    RATES,
+    Media,
     continues_video,
     control_of,
     control_video_of,
@@ -34,11 +37,13 @@ MAX_PREVIEWS = 10
 MAX_GUIDANCE_SCALE = 1000.0
 MAX_PROGRESS_INTERVAL_MS = 60_000
 MAX_LORA_WEIGHT = 100.0
+MAX_FRAME_RATE = 240.0
 MAX_PROMPT_CHARACTERS = 65_536
 MOST_OF_A_TOKEN = 64  # characters: a prompt with more for each of its tokens is not tokenized
 MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
 _SEEDS = 1 << 64
 _LANCZOS = 1  # PIL's filter, and that of diffusers
+_IMAGES = (dit_pb2.DIT_TASK_TEXT_TO_IMAGE, dit_pb2.DIT_TASK_IMAGE_EDIT)
 
 
 @dataclass(frozen=True)
@@ -49,26 +54,30 @@ class OutputSpec:
         pipeline: shared by all outputs of its kind.
         arguments: of its call, without generator, output type and callbacks.
         seed: of the noise.
-        result: the field of the pipeline's result; `sound`: whether it is sound.
+        result: the field of the pipeline's result, which has `media`.
+        still: whether an image is wanted of a pipeline that makes videos.
         soundtrack: the field of a video's sound; empty: it has none.
         conditioning: what is known of the prompt; the rest will be kept there.
         loras: (adapter, weight), sorted; the others are off.
         preview_steps: after which steps (from 1) a preview is made.
         steps: denoising steps.
         floats: whether the result stays float32; sound always does.
+        frames_per_second: of a video.
     """
 
     pipeline: DiffusionPipeline
     arguments: Mapping[str, Any]
     seed: int
     result: str
-    sound: bool
+    media: Media
+    still: bool
     soundtrack: str
     conditioning: Conditioning
     loras: tuple[tuple[str, float], ...]
     preview_steps: frozenset[int]
     steps: int
     floats: bool
+    frames_per_second: float
 
 
 def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:
@@ -89,7 +98,7 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     if start.width or start.height:
         require(not info.sample_rate_hz, "width", "sound has no size; leave width and height out")
         _check_size(start.width, start.height, info)
-    if info.frames_multiple:
+    if info.frames_multiple and task != dit_pb2.DIT_TASK_TEXT_TO_IMAGE:
         of_video = start.HasField("video") or start.HasField("control_video")  # it has as many as that
         frames = start.num_frames or (0 if of_video else info.default_frames)
         _check_frames(start.width or info.default_width, start.height or info.default_height, frames, start, info)
@@ -99,10 +108,10 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
         raise InvalidInput("guidance_scale", f"must be 0 to {MAX_GUIDANCE_SCALE:g}")
     if start.progress_interval_ms > MAX_PROGRESS_INTERVAL_MS:
         raise InvalidInput("progress_interval_ms", f"must be at most {MAX_PROGRESS_INTERVAL_MS}")
-    _check_length(start, info)
+    _check_length(start, info, task)
     _check_loras(start, info)
     steps = start.num_inference_steps or info.default_inference_steps
-    if start.previews and (info.frames_multiple or info.sample_rate_hz):
+    if start.previews and task not in _IMAGES:
         raise InvalidInput("previews", "only pictures have previews; leave it out")
     require(not (start.previews and info.without_previews), "previews", f"{info.pipeline} has none; leave it out")
     if start.previews > min(MAX_PREVIEWS, steps - 1):
@@ -172,8 +181,14 @@ def _check_frames(width: int, height: int, frames: int, start: dit_pb2.DitStart,
         raise InvalidInput(field, f"a frame would have {frame_bytes} bytes; at most {MAX_FRAME_BYTES} can be sent")
 
 
-def _check_length(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> None:
+def _check_length(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo, task: dit_pb2.DitTask) -> None:
+    is_still = task == dit_pb2.DIT_TASK_TEXT_TO_IMAGE
+    reads_more = bool(start.images) or start.HasField("video")
+    if start.num_frames == 1 and reads_more and dit_pb2.DIT_TASK_TEXT_TO_IMAGE in info.tasks:
+        least = info.frames_multiple + 1
+        raise InvalidInput("num_frames", f"one frame is made of a prompt alone; ask for {least} or more")
     if start.num_frames:
+        require(not is_still or start.num_frames == 1, "num_frames", "an image is one frame; leave it out")
         require(info.frames_multiple, "num_frames", f"{info.pipeline} makes no video; leave it out")
         if start.num_frames > info.max_frames or (start.num_frames - 1) % info.frames_multiple:
             raise InvalidInput(
@@ -219,10 +234,14 @@ def resolve(
     pipeline = pipelines.for_request(edits=bool(images), masked=mask is not None, from_video=bool(video))
     cls = type(pipeline)
     family, further = pipelines.family, parse(start.arguments, cls, info.max_inference_steps)
+    still = family.stills and start.task == dit_pb2.DIT_TASK_TEXT_TO_IMAGE
     require(mask is not None or not family.needs_mask, "mask", f"{info.pipeline} needs one")
     arguments = _arguments(start, pipelines, info)
     follows_picture = bool(images) and family.listed and pipeline is pipelines.pipeline
     arguments |= _size(start, info, images or controls, follows_picture)
+    if still:
+        arguments[family.frames] = 1
+    arguments |= _soundtrack(cls, info, still, further)
     arguments |= _videos(cls, family.frames, video, control_video)
     if video or control_video:
         _check_size(arguments["width"], arguments["height"], info)  # of a long and narrow video
@@ -257,16 +276,26 @@ def resolve(
             arguments,
             (seed + i) % _SEEDS,
             family.result,
-            family.media == "sound",
+            family.media,
+            still,
             family.soundtrack,
             conditionings[i],
             loras=loras,
             preview_steps=_preview_steps(start.previews, steps),
             steps=steps,
             floats=start.pixel_format == dit_pb2.PIXEL_FORMAT_FLOAT32 or bool(info.sample_rate_hz),
+            frames_per_second=_rate(further, info),
         )
         for i in range(count)
     ]
+
+
+def _rate(further: Mapping[str, Any], info: server_info_pb2.DitInfo) -> float:
+    """Frames a second of a video: as a further argument says, for which the model makes it, else the model's."""
+    for name in (name for name in RATES if info.frames_multiple and name in further):
+        require(0 < further[name] <= MAX_FRAME_RATE, f"{FIELD}.{name}", f"must be above 0, at most {MAX_FRAME_RATE:g}")
+        return further[name]
+    return info.frames_per_second
 
 
 def _denoising_steps(
@@ -320,6 +349,19 @@ def _arguments(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_info_
     if seconds := start.audio_s or info.default_audio_s:
         arguments[family.seconds] = seconds
     return arguments
+
+
+def _soundtrack(call: type, info: server_info_pb2.DitInfo, still: bool, further: Mapping[str, Any]) -> dict[str, bool]:
+    """The argument that gives a video its sound, wherever the checkpoint makes one and the request has nothing against
+    it."""
+    switch = sound_switch(call)
+    if not switch:
+        return {}
+    if further.get(switch):
+        field = f"{FIELD}.{switch}"
+        require(info.soundtrack_rate_hz, field, "this checkpoint makes no sound; leave it out")
+        require(not still, field, "an image has no sound; leave it out")
+    return {switch: bool(info.soundtrack_rate_hz) and not still}
 
 
 def _size(

@@ -17,7 +17,14 @@ class DitSettings(PipelineSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_DIT_")
     for_others: ClassVar[tuple[str, ...]] = ("QUARTET_DIT_MODEL_NAME",)  # docker-compose.yaml's
-    changes_outputs: ClassVar[tuple[str, ...]] = ("cache", "vae_decoding", "quantization", "encoders", "controlnet")
+    changes_outputs: ClassVar[tuple[str, ...]] = (
+        "cache",
+        "vae_decoding",
+        "quantization",
+        "encoders",
+        "controlnet",
+        "safety_checker",
+    )
 
     max_running_requests: int = Field(default=8, ge=1, description="requests the engine works on at a time")
     max_running_outputs: int = Field(
@@ -62,6 +69,11 @@ class DitSettings(PipelineSettings):
         default=[],
         description="directories or hub ids, with commas between, of ControlNets or T2I adapters for the model; each "
         "request brings a control image for each of them",
+    )
+    safety_checker: Literal["own", "off"] = Field(
+        default="own",
+        description="off: without the checker of prompts and outputs that the pipeline's class has; the checkpoint's "
+        "licence may want it",
     )
     lora: dict[str, str] = Field(default={}, description="NAME=DIRECTORY_OR_FILE of an adapter; may be repeated")
 

@@ -151,10 +151,16 @@ def load_pipeline(settings: DitSettings, only_denoisers: bool) -> DiffusionPipel
         if len(settings.controlnet) > 1 and control_video_of(cls):
             raise ValueError(f"controlnet: {cls.__name__} is served with one control video: give one net")
         options |= load_nets(cls, settings.controlnet, dtype)
+    checked = without_checker(cls)
+    if settings.safety_checker == "off":
+        if not checked:
+            raise ValueError(f"safety_checker=off: {cls.__name__} has none that can be left out; leave it at own")
+        options |= checked
     try:
         pipeline: Any = cls.from_pretrained(folder, **options)
     except (OSError, ImportError) as error:
-        raise ValueError(f"{settings.model}: {error}") from None
+        advice = "; or start it with --safety-checker off" if checked and "safety" in str(error) else ""
+        raise ValueError(f"{settings.model}: {str(error).strip().rstrip('.')}{advice}") from None
     for name, path in settings.lora.items():
         if not Path(path).exists():
             raise ValueError(f"lora {name}: {path} does not exist")
@@ -212,6 +218,14 @@ def _place(pipeline: Any, device: torch.device, offload: str) -> None:
     else:
         use_stream = device.type == "cuda"
         pipeline.enable_group_offload(onload_device=device, offload_type="leaf_level", use_stream=use_stream)
+
+
+def without_checker(cls: type[DiffusionPipeline]) -> dict[str, Any]:
+    """Arguments of the class that leave its safety checker out; none: it has no checker, or needs it."""
+    taken = inspect.signature(cls.__init__).parameters
+    wanted: dict[str, Any] = {"enable_safety_checker": False, "requires_safety_checker": False}
+    given = {name: value for name, value in wanted.items() if name in taken}
+    return given | ({"safety_checker": None} if given and "safety_checker" in taken else {})
 
 
 def supports_caches(pipeline: Any) -> bool:

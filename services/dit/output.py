@@ -62,6 +62,8 @@ Event = Started | Encoded | Progress | Preview | Done | Failed
 
 
 PREVIEW_SIDE = 256  # pixels
+FRAMES = 4  # dimensions: frames, height, width and color
+_CHANNELS = 2  # dimensions: channels and samples
 
 
 @dataclass(eq=False)
@@ -109,10 +111,8 @@ class Output:
 
     def _call(self, pipeline: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         generator = torch.Generator("cpu").manual_seed(self.spec.seed)
-        result = pipeline(**self.spec.arguments, generator=generator, output_type="pt" if self.spec.sound else "np")
-        sound = result.get(self.spec.soundtrack)
-        soundtrack = None if sound is None else _to_tensor(sound[0], is_sound=True)
-        return _to_tensor(result[self.spec.result][0], self.spec.sound), soundtrack
+        output_type = "pt" if self.spec.media == "sound" else "np"
+        return read(self.spec, pipeline(**self.spec.arguments, generator=generator, output_type=output_type))
 
     def _follow(self, scheduler: Any) -> None:
         """Makes `scheduler` report its steps and make previews."""
@@ -172,6 +172,19 @@ def _sigma(scheduler: Any, timestep: Any) -> Any:
         scheduler._init_step_index(timestep)
     sigmas: Any = scheduler.sigmas
     return sigmas[scheduler.step_index]
+
+
+def read(spec: OutputSpec, result: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What a pipeline's call returned for `spec`, as in `Done`. Most return a batch of one, some classes of videos that
+    one itself."""
+    made, sound = result[spec.result], result.get(spec.soundtrack)
+    is_batch = spec.media != "video" or isinstance(made[0], list) or np.ndim(made[0]) == FRAMES
+    one = made[0] if is_batch else made
+    data = _to_tensor(one[0] if spec.still else one, spec.media == "sound")
+    if sound is None:
+        return data, None
+    is_batch = not isinstance(sound, torch.Tensor) or sound.dim() > _CHANNELS
+    return data, _to_tensor(sound[0] if is_batch else sound, is_sound=True)
 
 
 def _to_tensor(data: Any, is_sound: bool) -> torch.Tensor:

@@ -21,7 +21,7 @@ from services.diffusion.images import decode_apart, read_files
 from services.diffusion.request import OutputSpec, check, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.output import Done, Encoded, Event, Failed, Preview, Progress, Started
+from services.dit.output import FRAMES, Done, Encoded, Event, Failed, Preview, Progress, Started
 
 Requests = AsyncIterator[dit_pb2.DitServiceGenerateRequest]
 Response = dit_pb2.DitServiceGenerateResponse
@@ -40,6 +40,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
         async with serve_call("dit", start.request_id, context, self._admission) as call:
             task = check(start, self.engine.models.info)
             outputs = await self._resolve(start, request_iterator)
+            rate = outputs[0].frames_per_second
             seed, steps, count = outputs[0].seed, outputs[0].steps, len(outputs)
             started = dit_pb2.DitStarted(task=task, seed=seed, count=count, num_inference_steps=steps)
             yield Response(started=started)
@@ -63,7 +64,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                             yield Response(preview=preview)
                         case Done():
                             call.timings.mark_output()
-                            pieces = _pieces(output, event, self.engine.models.info)
+                            pieces = _pieces(output, event, self.engine.models.info, rate)
                             while piece := await asyncio.to_thread(next, pieces, None):
                                 yield Response(piece=piece)
             finally:
@@ -132,11 +133,13 @@ class _Run:
             self._engine.cancel(output)
 
 
-def _pieces(output: int, made: Done, info: server_info_pb2.DitInfo) -> Iterator[dit_pb2.DitPiece]:
-    """What was made, its soundtrack first."""
+def _pieces(output: int, made: Done, info: server_info_pb2.DitInfo, frame_rate: float) -> Iterator[dit_pb2.DitPiece]:
+    """What was made, its soundtrack first. `frame_rate`: of a video."""
     if made.soundtrack is not None:
         yield from _parts(made.soundtrack, output=output, sample_rate_hz=info.soundtrack_rate_hz)
-    rates = {"frames_per_second": info.frames_per_second, "sample_rate_hz": info.sample_rate_hz}
+    rates: dict[str, float] = {"sample_rate_hz": info.sample_rate_hz}
+    if made.data.dim() == FRAMES:  # a model of videos may make images, too
+        rates["frames_per_second"] = frame_rate
     yield from _parts(made.data, output=output, **rates)
 
 

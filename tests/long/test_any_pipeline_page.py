@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import av
+import httpx
 import pytest
 from PIL import Image
 
@@ -28,6 +30,7 @@ def terminal(folder: Path, port: int, **said: str) -> Terminal:
     ours = {
         "quartet image": f".venv/bin/quartet image --url {url} {SMALL}",
         "quartet video": f".venv/bin/quartet video --url {url} {SMALL}",
+        "quartet chat": f".venv/bin/quartet chat --url {url} --max-tokens 8",
         "quartet up": f".venv/bin/quartet up --port {port}",
     }
     return Terminal(folder, said | ours, {})
@@ -53,6 +56,26 @@ def test_a_video_to_start_from(tmp_path: Path) -> None:
     up = f"quartet up --pipeline dit --model {diffusion_checkpoint('wan')}"
     with typist.served(up, "ready after"):
         assert typist.type(line_with("--video street.mp4")).startswith("wrote night.mp4: 64x64, 9 frames")
+
+
+def test_one_checkpoint_that_makes_and_understands(tmp_path: Path) -> None:
+    checkpoint = str(diffusion_checkpoint("cosmos3"))
+    port = free_port()
+    typist = terminal(tmp_path, port, **{"nvidia/Cosmos3-Nano": checkpoint})
+    small = "--dit-arg=--default-size=64x48 --dit-arg=--max-frames=9 --thinker-arg=--kv-cache-bytes=16777216"
+    small += " --dit-arg=--served-model-name=painter"
+    with typist.served(f"{line_with('--pipeline text-dit')} {small}", "ready after"):
+        assert typist.type(line_with("a harbor at dawn")).startswith("wrote harbor.png: 64x48")
+        assert typist.type(line_with("the boats leave")).startswith("wrote boats.mp4: 64x48, 9 frames")
+        assert typist.type(line_with("What do you see?")).strip()
+        models = {
+            each["id"]: each["quartet"] for each in httpx.get(f"http://127.0.0.1:{port}/v1/models").json()["data"]
+        }
+    assert list(models) == [checkpoint, "painter"]
+    assert models[checkpoint]["output_modalities"] == ["text"]
+    assert models["painter"]["output_modalities"] == ["video", "image"]
+    with av.open(str(tmp_path / "boats.mp4")) as file:
+        assert [(each.type, each.rate) for each in file.streams.audio] == [("audio", 12_000)]
 
 
 def test_classes(tmp_path: Path) -> None:

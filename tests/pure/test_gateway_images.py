@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from cli.plan import DIT_PIPELINE as DIT
-from quartet.v1 import server_info_pb2
+from quartet.v1 import dit_pb2, server_info_pb2
 from services.common.errors import InternalError, InvalidInput, QueueFull, Unavailable
 from tests.support.clients.pictures import (
     ASK,
@@ -296,6 +296,19 @@ def steered(gateway, monkeypatch):
     info.dit.control_images = 2
     monkeypatch.setattr(stage, "info", info)
     return gateway
+
+
+async def test_a_model_of_videos_that_makes_images_is_asked_for_an_image(gateway, monkeypatch):
+    await gateway.openai.images.generate(**ASK)
+    stage = gateway.app.state.gateway.pipeline.output("image")
+    info = server_info_pb2.GetServerInfoResponse()
+    info.CopyFrom(stage.info)
+    info.dit.frames_multiple = 4
+    info.dit.tasks[:] = [dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_TEXT_TO_IMAGE]
+    monkeypatch.setattr(stage, "info", info)
+    await gateway.openai.images.generate(**ASK)
+    asked = [start.task for start in gateway.scripts["dit"].requests]
+    assert asked == [dit_pb2.DIT_TASK_UNSPECIFIED, dit_pb2.DIT_TASK_TEXT_TO_IMAGE]
 
 
 async def test_control_images_reach_the_stage(steered):

@@ -121,6 +121,22 @@ async def test_a_video_has_its_sound(tmp_path, monkeypatch):
     assert np.square(heard[:, : len(sent.T)] - sent).sum() < 0.01 * np.square(sent).sum()
 
 
+async def test_one_frame_of_a_model_of_images_and_videos_is_of_a_prompt_alone(tmp_path):
+    info = server_info_pb2.DitInfo()
+    info.CopyFrom(VIDEO_INFO)
+    info.tasks[:] = [dit_pb2.DIT_TASK_TEXT_TO_VIDEO, dit_pb2.DIT_TASK_TEXT_TO_IMAGE, dit_pb2.DIT_TASK_IMAGE_TO_VIDEO]
+    files = {"input_reference": ("a.png", png())}
+    async with scripted_dit(info) as stage, gateway_before(stage, tmp_path) as client:
+        for field, value in (("num_frames", "1"), ("seconds", "0.01")):
+            response = await client.http.post(PATH, data={"prompt": "a boat", field: value}, files=files)
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, field)
+            assert "ask for 5 or more" in error["message"]
+        response = await client.http.post(PATH, data={"prompt": "a boat", "num_frames": "5"}, files=files)
+        assert response.status_code == 200
+        await client.reaches(response.json()["id"], "completed")
+
+
 async def test_ranges_of_the_file(gateway):
     video_id = await create(gateway)
     await gateway.reaches(video_id, "completed")

@@ -21,13 +21,14 @@ from tests.support.samples.media import mp4, png, wav
 from tests.support.scripted.preprocessing import decoders
 from tests.support.tiers import tiered
 from tests.support.weights import text_models
-from tests.support.weights.text_models import HEARING, MODELS, PICTURED, text_checkpoint
+from tests.support.weights.text_models import HEARING, MODELS, PICTURED, UNIFIED, text_checkpoint
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 QUICK = "gemma3_images"  # windows and whole attention, a vocabulary of words, pictures
-OF_THE_GATE = ("granite_hybrid", "glm4_moe", "qwen3_vl", "qwen2_audio")  # those whose code differs most
+OF_THE_GATE = ("granite_hybrid", "glm4_moe", "qwen3_vl", "qwen2_audio", *UNIFIED)  # those whose code differs most
 TOKENS = 20
 RATE_HZ = 16_000
+SEEING = (*PICTURED, *UNIFIED)
 # vLLM's own answers are not those of transformers for these weights, with and without Quartet.
 DIFFERENT = ("deepseek_v2",)
 
@@ -100,7 +101,7 @@ class Served:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=tiered((name for name in (*MODELS, *PICTURED, *HEARING) if name not in DIFFERENT), QUICK, OF_THE_GATE),
+    params=tiered((name for name in (*MODELS, *SEEING, *HEARING) if name not in DIFFERENT), QUICK, OF_THE_GATE),
 )
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     checkpoint = text_checkpoint(request.param)
@@ -148,7 +149,7 @@ async def test_answers_are_those_of_transformers_together_and_from_the_prefix_ca
 
 async def test_answers_about_pictures_are_those_of_transformers(served: Served) -> None:
     picture, other = (MediaFile("image", png(*size), "picture") for size in ((), (96, 64)))
-    if served.name not in PICTURED:
+    if served.name not in SEEING:
         assert "image" not in served.engine.checkpoint.placeholders
         return
     conversations = [
@@ -169,7 +170,7 @@ async def test_answers_about_pictures_are_those_of_transformers(served: Served) 
 
 async def test_answers_about_sounds_and_videos_are_those_of_transformers(served: Served) -> None:
     kinds = served.engine.checkpoint.placeholders
-    assert ("audio" in kinds, "video" in kinds) == (served.name in HEARING, served.name == "qwen3_vl")
+    assert ("audio" in kinds, "video" in kinds) == (served.name in HEARING, served.name in ("qwen3_vl", *UNIFIED))
     conversations: list[Conversation] = []
     if "audio" in kinds:
         of_sounds: Any = ((1.3037,), (0.7, 24000, 500.0))
@@ -230,7 +231,7 @@ async def test_tools_are_refused_where_the_template_has_none(served: Served) -> 
 
 
 async def test_the_placeholder_of_a_picture_cannot_be_written(served: Served) -> None:
-    if served.name not in PICTURED:
+    if served.name not in SEEING:
         return
     token_id = served.engine.checkpoint.placeholders["image"]
     token = served.engine.checkpoint.tokenizer.convert_ids_to_tokens(token_id)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from PIL import Image
+from transformers import AutoModelForImageTextToText
 
 from cli.tiny import make_checkpoint
 from tests.support.families import IN_PROCESS, small_edits
@@ -29,15 +30,17 @@ PIPELINES = {
     "wan": "WanPipeline",
     "wan-i2v": "WanImageToVideoPipeline",
     "stable-audio": "StableAudioPipeline",
+    "cosmos3": "Cosmos3OmniPipeline",
 }
 SIDE = 64  # pixels
-SHAPES = {"wan": (5, SIDE, SIDE, 3), "wan-i2v": (5, SIDE, SIDE, 3), "stable-audio": (2, 22_050)}
+VIDEOS = ("wan", "wan-i2v", "cosmos3")
+SHAPES = dict.fromkeys(VIDEOS, (5, SIDE, SIDE, 3)) | {"stable-audio": (2, 22_050)}
 GUIDANCE = {"qwen-image": "true_cfg_scale", "qwen-image-edit": "true_cfg_scale"}
 WITHOUT_NEGATIVE_PROMPT = ("flux2-klein", "glm-image")
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (32, 32, 3), dtype=np.uint8))
 
 
-@pytest.fixture(scope="module", params=IN_PROCESS)
+@pytest.fixture(scope="module", params=[*IN_PROCESS, "cosmos3"])
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -62,12 +65,13 @@ def run(family: str, directory: Path) -> Any:
             arguments["audio_end_in_s"] = 0.5
         else:
             arguments |= {"width": SIDE, "height": SIDE, "output_type": "np"}
-        if family in ("wan", "wan-i2v"):
+        if family in VIDEOS:
             arguments["num_frames"] = 5
         if family in ("wan-i2v", "qwen-image-edit"):
             arguments["image"] = PICTURE
         generator = torch.Generator("cpu").manual_seed(seed)
-        made = pipeline(**arguments, generator=generator, num_inference_steps=2, return_dict=False)[0][0]
+        made = pipeline(**arguments, generator=generator, num_inference_steps=2, return_dict=False)[0]
+        made = made if family == "cosmos3" else made[0]  # of a batch
         return made.numpy() if torch.is_tensor(made) else made
 
     return make
@@ -102,7 +106,8 @@ def test_the_sizes_differ_in_every_dimension_of_the_denoiser(family: str, direct
     small = make_checkpoint(tmp_path, 0, "small", family)
     one, other = (json.loads((path / "transformer/config.json").read_text()) for path in (directory, small))
     of_z_image = ("dim", "n_layers", "n_refiner_layers", "n_heads", "cap_feat_dim")
-    keys = ("in_channels", "num_layers", "num_attention_heads", "attention_head_dim", *of_z_image)
+    of_cosmos3 = ("hidden_size", "num_hidden_layers", "head_dim", "latent_channel")
+    keys = ("in_channels", "num_layers", "num_attention_heads", "attention_head_dim", *of_z_image, *of_cosmos3)
     compared = [key for key in keys if key in one]
     assert len(compared) >= 4
     assert not [key for key in compared if one[key] == other[key]]
@@ -113,6 +118,19 @@ def test_a_seed_makes_the_same_weights_again_and_another_seed_others(tmp_path: P
     for file in ("transformer/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"):
         assert (a / file).read_bytes() == (b / file).read_bytes()
         assert (a / file).read_bytes() != (c / file).read_bytes()
+
+
+@pytest.mark.parametrize(("size", "sounds"), [("tiny", True), ("small", False)])
+def test_a_checkpoint_that_understands_too_is_read_whole_by_transformers(size: str, sounds: bool) -> None:
+    directory = diffusion_checkpoint("cosmos3", size=size)
+    pipeline: Any = DiffusionPipeline.from_pretrained(directory)
+    assert (pipeline.sound_tokenizer is not None, pipeline.safety_checker) == (sounds, None)
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(directory, output_loading_info=True)
+    model, report = loaded
+    assert type(model).__name__ == "Cosmos3OmniForConditionalGeneration"
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    mine, theirs = model.model.language_model.layers[1].self_attn, pipeline.transformer.layers[1].self_attn
+    assert torch.equal(mine.q_proj.weight, theirs.to_q.weight)
 
 
 @pytest.mark.parametrize("size", ["tiny", "small"])

@@ -19,7 +19,7 @@ from services.diffusion import found
 from services.diffusion.pipelines import explain
 from services.diffusion.request import OutputSpec
 from services.dit import engine
-from services.dit.output import Done, Failed, _to_tensor
+from services.dit.output import Done, Failed, read
 from tests.support.classes.makers import Maker, import_from
 from tests.support.classes.requests import small_requests
 from tests.support.classes.standins import agree, nothing_is_fetched, publish, rouse
@@ -184,10 +184,9 @@ def plain(folder: Path, order: OutputSpec) -> tuple[torch.Tensor, ...]:
     pipeline.set_progress_bar_config(disable=True)
     torch.manual_seed(order.seed)  # of the global state, which some draw from beside
     generator = torch.Generator("cpu").manual_seed(order.seed)
-    result = pipeline(**order.arguments, generator=generator, output_type="pt" if order.sound else "np")
-    sound = result.get(order.soundtrack)
-    made = (_to_tensor(result[order.result][0], order.sound),)
-    return made if sound is None else (*made, _to_tensor(sound[0], is_sound=True))
+    output_type = "pt" if order.media == "sound" else "np"
+    made, sound = read(order, pipeline(**order.arguments, generator=generator, output_type=output_type))
+    return (made,) if sound is None else (made, sound)
 
 
 def _made(dit: Bench, order: OutputSpec) -> tuple[torch.Tensor, ...]:

@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
+from cli.tiny import make_checkpoint
 from services.families.qwen3_omni.tiny.processor import CORPUS, PATCH, make_tokenizer
-from services.families.tiny_parts import prefer_text, randomize, token_ids, vision_config
+from services.families.tiny_parts import edit_json, prefer_text, randomize, token_ids, vision_config
 from tests.support.kept import kept_folder
+from tests.support.weights.checkpoints import SOURCE
 
 ENDS = "Where does it end?"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -369,6 +371,8 @@ MODELS: Mapping[str, Callable[[], tuple[Any, Any]]] = {
 PICTURED: Mapping[str, Callable[[], tuple[Any, Any]]] = {
     make.__name__: make for make in (qwen3_vl, gemma3_images, llava)
 }
+UNIFIED = ("cosmos3",)
+"""Architectures of `quartet tiny` whose checkpoints also make pictures; the side that writes takes pictures."""
 HEARING: Mapping[str, Callable[[], tuple[Any, Any]]] = {"qwen2_audio": qwen2_audio}
 TRANSCRIBING: Mapping[str, Callable[[], tuple[Any, Any]]] = {"whisper": whisper}
 
@@ -413,9 +417,15 @@ def name_as_published(weights: Path) -> None:
 
 
 def text_checkpoint(name: str, *, template: bool = True) -> Path:
-    """One of `MODELS`, `PICTURED`, `HEARING` or `TRANSCRIBING`. Without its template it is a base model."""
+    """One of `MODELS`, `PICTURED`, `UNIFIED`, `HEARING` or `TRANSCRIBING`. Without its template it is a base model."""
 
     def make(out: Path) -> None:
+        if name in UNIFIED:
+            make_checkpoint(out, 0, "tiny", name)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+            ends = [tokenizer.eos_token_id, _fourth_token(load(out), tokenizer)]
+            edit_json(out / "generation_config.json", {"eos_token_id": ends})
+            return
         processor, config = {**MODELS, **PICTURED, **HEARING, **TRANSCRIBING}[name]()
         tokenizer = getattr(processor, "tokenizer", processor)
         torch.manual_seed(0)
@@ -433,4 +443,5 @@ def text_checkpoint(name: str, *, template: bool = True) -> Path:
         if name in ("llava", "gemma3_images", *HEARING):
             name_as_published(out / "model.safetensors")
 
-    return kept_folder(make, "text", name, template, Path(__file__))
+    sources = SOURCE if name in UNIFIED else []
+    return kept_folder(make, "text", name, template, Path(__file__), *sources)

@@ -1,0 +1,64 @@
+"""What a pipeline class that makes videos makes beside them, as it says itself: sound, and single images; and whether
+it brings a picture to the size of its video."""
+
+import inspect
+import re
+from functools import cache
+from typing import Any
+
+from services.diffusion.found import (
+    FRAMES,
+    RESULTS,
+    configs_of,
+    first_of,
+    picture_of,
+    result_of,
+    sample_rate_hz,
+    soundtrack_of,
+)
+
+_SWITCHES = ("enable_sound",)  # arguments that turn the sound of a video on
+_TRAINED = "sound_gen"  # of a denoiser's config: whether it has learned sounds
+
+
+def sound_switch(cls: type) -> str:
+    """The argument that says whether a video gets sound; empty: its class has none, or always makes sound."""
+    return first_of(cls, _SWITCHES) if soundtrack_of(cls) else ""
+
+
+def soundtrack_rate_hz(pipeline: Any) -> int:
+    """Of the sound that a loaded pipeline makes with a video; 0: it makes none, as a class with a `sound_switch` may
+    whose checkpoint lacks the models for it.
+
+    Raises:
+        ValueError: no config says the rate.
+    """
+    cls = type(pipeline)
+    if not soundtrack_of(cls) or any(getattr(each, _TRAINED, True) is False for each in configs_of(pipeline)):
+        return 0
+    try:
+        return sample_rate_hz(pipeline)
+    except ValueError:
+        if sound_switch(cls):
+            return 0
+        raise
+
+
+@cache
+def scales_pictures(cls: type) -> bool:
+    """Whether a class that makes videos brings a picture of any size to the size of its video, in its own way."""
+    result = result_of(cls)
+    if result is None or RESULTS[result] != "video" or not picture_of(cls) or getattr(cls, "fields", None) is not None:
+        return False
+    argument = picture_of(cls)
+    scaled = rf"preprocess\w*\(\s*{argument},\s*height=height,\s*width=width\b"
+    return re.search(scaled, inspect.getsource(cls)) is not None
+
+
+@cache
+def makes_stills(cls: type) -> bool:
+    """Whether a class that makes videos makes an image if it is asked for one frame: its code tells the two apart."""
+    result, frames = result_of(cls), first_of(cls, FRAMES)
+    if result is None or RESULTS[result] != "video" or not frames or getattr(cls, "fields", None) is not None:
+        return False
+    return re.search(rf"\bis_image\b\s*=\s*{frames} == 1\b", inspect.getsource(cls)) is not None
