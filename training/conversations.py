@@ -21,9 +21,9 @@ from training.tools import SPOKEN_WEATHER, among, change, draw_tools, drawn, rep
 from training.words import CITIES
 from training.world import KINDS, draw_dialogue, weather
 
-STEPS = 1_000
+STEPS = 1_400
 RATE, MUON_RATE = 7e-4, 7e-4
-BATCH, GROUPS = 16, 4  # dialogues of a step, and forwards of it
+BATCH, GROUPS = 20, 4  # dialogues of a step, and forwards of it
 CONVERSATIONS, ABOUT_TOOLS = 8, 4  # of a batch; the rest is as before, so that nothing is forgotten
 MOST_QUESTIONS = 5
 PAINTED = 0.4  # of training's images with a large shape: the image model's own

@@ -9,10 +9,12 @@ the sound of an answer can be understood.
 import asyncio
 import base64
 import io
+import itertools
 import os
 import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -47,11 +49,12 @@ from tests.support.systems.realtime import conversation, send
 from tests.support.systems.stack import HANG_GUARD_S, START_TIMEOUT_S, Stack, running
 from tests.support.systems.stages import compare, converse, messages
 from training import tools
+from training.conversations import draw_conversation
 from training.dialogue import Dialogue
 from training.espeak import EspeakVoice, say
 from training.judges import Listener, find_shape, held_out_answers, plain
-from training.prompts import ImagePrompt, draw_edit, draw_image_prompt
-from training.scene_questions import seeing
+from training.prompts import ImagePrompt, Painting, draw_edit, draw_image_prompt, draw_seen
+from training.scene_questions import about, seeing
 from training.units import VOICES
 from training.world import capitals, sentence
 
@@ -107,6 +110,16 @@ async def test_tools_are_called_or_left_alone(
     dialogues = [each for each in (ask(draw) for _ in range(100)) if not any(turn.by_tool for turn in each.turns)][:30]
     answers = await asyncio.gather(*(with_tools(client, each) for each in dialogues))
     assert sum(said == each.turns[-1].answer for said, each in zip(answers, dialogues, strict=True)) >= least
+
+
+@pytest.mark.parametrize(("questions", "least"), [(1, 38), (3, 35), (5, 34)])
+async def test_conversations_are_right_at_any_turn(client: httpx.AsyncClient, questions: int, least: int) -> None:
+    """Questions of all sorts one after another, with images at any turn; the last is answered rightly."""
+    draw = random.Random("conversations")
+    dialogues = (draw_conversation(draw, held_out=True, questions=questions) for _ in range(1_000))
+    asked = list(itertools.islice((d for d in dialogues if not any(turn.by_tool for turn in d.turns)), 40))
+    answers = await asyncio.gather(*(with_tools(client, each) for each in asked))
+    assert sum(said == each.turns[-1].answer for said, each in zip(answers, asked, strict=True)) >= least
 
 
 async def test_a_transcript_has_the_words(client: httpx.AsyncClient) -> None:
@@ -204,6 +217,17 @@ async def test_what_is_asked_for_is_painted(client: httpx.AsyncClient) -> None:
     ).images[0]
     # Of 255, after encoding. Its guidance of 5 multiplies what a step that others share rounds otherwise.
     assert np.abs(np.asarray(pictures[0]) - theirs * 255).max() <= 0.5 + 2
+
+
+async def test_what_is_painted_is_seen(client: httpx.AsyncClient) -> None:
+    draw = random.Random("seen painted")
+    asked = [draw_seen(draw, held_out=True) for _ in range(40)]
+    pictures = await asyncio.gather(*(painted(client, each, seed) for seed, each in enumerate(asked)))
+    dialogues = [
+        Dialogue("large", (replace(about(draw, each), shown=Painting(**vars(each), image=picture)),))
+        for each, picture in zip(asked, pictures, strict=True)
+    ]
+    assert await right(client, dialogues) >= 36
 
 
 async def changed(client: httpx.AsyncClient, given: ImagePrompt, asked: ImagePrompt, seed: int) -> Image.Image:

@@ -80,8 +80,9 @@ def messages_of(dialogue: Dialogue, aloud: random.Random | None = None, noise_db
 
 async def with_tools(client: httpx.AsyncClient, dialogue: Dialogue) -> str:
     """What is answered where the dialogue's tools are given: text, or calls as the chat template writes them."""
-    body = {"model": OMNI, "messages": messages_of(dialogue), "tools": dialogue.tools, "temperature": 0}
-    answer = await client.post("/v1/chat/completions", json=body | {"max_tokens": 128})
+    body = {"model": OMNI, "messages": messages_of(dialogue), "temperature": 0, "max_tokens": 128}
+    body |= {"tools": dialogue.tools} if dialogue.tools else {}
+    answer = await client.post("/v1/chat/completions", json=body)
     message = answer.raise_for_status().json()["choices"][0]["message"]
     called = [each["function"] for each in message.get("tool_calls") or ()]
     calls = [call(each["name"], json.loads(each["arguments"])) for each in called]
