@@ -1,5 +1,7 @@
-"""`quartet demo`: asks the shipped models aloud, about an image and in writing, and generates an image."""
+"""`quartet demo`: asks the shipped models aloud, about an image and in writing, generates an image, and has one drawn
+in the course of an answer, which is then spoken of."""
 
+import base64
 import contextlib
 import io
 import shutil
@@ -29,6 +31,12 @@ PHASES = ("queue_ms", "prefill_ms", "first_output_ms", "decode_ms", "total_ms")
 IMAGE_PROMPT = "a yellow cross on a blue ground"
 IMAGE_COLOURS = ((240, 210, 30), (31, 80, 200))  # the shades of the model's yellow and blue
 IMAGE_STEPS = 8
+# Turns of one conversation, and what is right: the first answer has an image, made by the tool, and text about it.
+DRAWN = (
+    ("Draw a yellow cross on a blue ground.", "I see a yellow cross."),
+    ("What shape is it?", "It is a cross."),
+    ("What colour is the ground?", "It is blue."),
+)
 _NEAR = 60  # of red, green and blue, 0 to 255: as far as a pixel may be from its colour
 VOICE = "ada"
 STOP_GRACE_S = 3.0  # nobody else's requests are under way, and whoever presses ctrl-C waits
@@ -85,13 +93,15 @@ def run(seed: int, port: int | None, out: Path, image_file: Path, *, verbose: bo
         console.print(f"heard in {SPEECH}: [bold]{_transcript(client)}[/bold]\n")
         answers = _converse(client, seed)
         image = _make_image(client, seed)
+        drawn = _draw(client)
     write_wav(answers[-1], out)
     image_file.write_bytes(image.content)
     for question, answer in zip(QUESTIONS, answers, strict=True):
         _check_speech(answer)
         if answer.text != question.answer:
             raise CommandError(f"{question.shown}: {answer.text!r} is wrong; {question.answer!r} is right")
-    _check_image(image)
+    _check_image(image.content)
+    _check_drawn(drawn)
     answer = answers[-1]
     console.print(_table(answer, image))
     console.print(
@@ -140,6 +150,40 @@ def _make_image(client: httpx.Client, seed: int) -> MadeImage:
     return image
 
 
+def _draw(client: httpx.Client) -> list[list[dict[str, Any]]]:
+    """The items of each answer."""
+    body = {
+        "model": check(client.get("/v1/models")).json()["data"][0]["id"],
+        "tools": [{"type": "image_generation"}],
+        "temperature": 0,
+    }
+    turns: list[list[dict[str, Any]]] = []
+    for question, _ in DRAWN:
+        console.print(f"[bold]{question}[/bold]")
+        answer = check(client.post("/v1/responses", json=body | {"input": question})).json()
+        body["previous_response_id"] = answer["id"]
+        for item in answer["output"]:
+            console.out(_said(item) or f"({item['type']}: {item.get('revised_prompt')})", highlight=False)
+        turns.append(answer["output"])
+    console.print()
+    return turns
+
+
+def _said(item: dict[str, Any]) -> str:
+    return "".join(each["text"] for each in item["content"]) if item["type"] == "message" else ""
+
+
+def _check_drawn(turns: list[list[dict[str, Any]]]) -> None:
+    for items, (question, right) in zip(turns, DRAWN, strict=True):
+        said = "".join(map(_said, items))
+        if said != right:
+            raise CommandError(f"{question} {said!r} is wrong; {right!r} is right")
+    results = [item["result"] for item in turns[0] if item["type"] == "image_generation_call"]
+    if not results or results[0] is None:
+        raise CommandError(f"{DRAWN[0][0]} no image was made")
+    _check_image(base64.b64decode(results[0]))
+
+
 def _check_speech(answer: ChatAnswer) -> None:
     samples = np.frombuffer(answer.pcm, np.int16)
     expected = answer.frames * answer.facts["samples_per_frame"] - answer.facts["trimmed_samples"]
@@ -149,10 +193,10 @@ def _check_speech(answer: ChatAnswer) -> None:
         raise CommandError("the speech is silent")
 
 
-def _check_image(image: MadeImage) -> None:
+def _check_image(file: bytes) -> None:
     """Checks for a cross of its colour, and the ground's colour at the edges."""
     try:
-        pixels = np.asarray(Image.open(io.BytesIO(image.content)).convert("RGB")).astype(int)
+        pixels = np.asarray(Image.open(io.BytesIO(file)).convert("RGB")).astype(int)
     except OSError as error:
         raise CommandError(f"the picture's file is broken: {error}") from None
     cross, ground = (np.abs(pixels - colour).max(axis=2) < _NEAR for colour in IMAGE_COLOURS)

@@ -119,7 +119,7 @@ def test_transcribe_says_what_is_wrong(stack, tmp_path: Path):
 def test_demo(tmp_path: Path):
     done = quartet("demo", "--port", str(free_port()), cwd=tmp_path, timeout_s=2 * START_TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    for word in ("thinker", "talker", "code2wav", "dit", "TTFA"):
+    for word in ("thinker", "talker", "code2wav", "dit", "TTFA", "I see a yellow cross.\n", "It is blue.\n"):
         assert word in done.stdout
     rate_hz, samples = speech(tmp_path / "demo.wav")
     frames = round(len(samples) / 1920 + 0.5)
