@@ -6,16 +6,8 @@ import re
 from functools import cache
 from typing import Any
 
-from services.diffusion.found import (
-    FRAMES,
-    RESULTS,
-    configs_of,
-    first_of,
-    picture_of,
-    result_of,
-    sample_rate_hz,
-    soundtrack_of,
-)
+from services.diffusion.found import FRAMES, RESULTS, first_of, picture_of, result_of, soundtrack_of
+from services.diffusion.loaded import configs_of, sample_rate_hz
 
 _SWITCHES = ("enable_sound",)  # arguments that turn the sound of a video on
 _TRAINED = "sound_gen"  # of a denoiser's config: whether it has learned sounds

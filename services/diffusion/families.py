@@ -12,7 +12,7 @@ from typing import Any
 import diffusers
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-from services.diffusion import beside, found, modular
+from services.diffusion import beside, found, loaded, modular
 from services.diffusion.found import Media
 from services.diffusion.modular_index import is_modular
 
@@ -132,10 +132,10 @@ class Family:
     inpaint: str | None
     of_video: str | None
     fps: float
-    size: Callable[[Any], tuple[int, int]] = found.own_size
-    size_multiple: Callable[[Any], int] = found.size_multiple
+    size: Callable[[Any], tuple[int, int]] = loaded.own_size
+    size_multiple: Callable[[Any], int] = loaded.size_multiple
     max_side: Callable[[Any], int] = lambda pipe: 1 << 16
-    max_prompt_tokens: Callable[[Any], int] = found.max_prompt_tokens
+    max_prompt_tokens: Callable[[Any], int] = loaded.max_prompt_tokens
     max_audio_s: Callable[[Any], float] = lambda pipe: _MAX_AUDIO_S
     default_negative: str | None = None
     scales: bool = True

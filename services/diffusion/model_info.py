@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from quartet.v1 import dit_pb2, server_info_pb2
-from services.diffusion import beside, found, nets
+from services.diffusion import beside, found, loaded, nets
 from services.diffusion.arguments import described, needed_texts
 from services.diffusion.config import PipelineSettings
 from services.diffusion.found import default_of, parameters_of
@@ -59,16 +59,16 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         control_images=nets.control_images(pipe),
         control_video=bool(found.control_video_of(call)),
         continues_video=found.continues_video(type(models.pipelines.get("of_video", pipe))),
-        classes=found.classes(pipe),
-        denoisers=found.denoisers(pipe),
+        classes=loaded.classes(pipe),
+        denoisers=loaded.denoisers(pipe),
         arguments=[server_info_pb2.DitArgument(**facts) for facts in described(call)],
         without_previews=not family.listed,
         **settings.model_dump(include={"max_pixels", "max_inference_steps", "max_count"}),
     )
     if family.media == "video":
-        multiple = found.frames_multiple(pipe)
+        multiple = loaded.frames_multiple(pipe)
         info.frames_multiple, info.max_frames = multiple, (settings.max_frames - 1) // multiple * multiple + 1
-        info.default_frames = min(found.own_frames(pipe, family.frames), info.max_frames)
+        info.default_frames = min(loaded.own_frames(pipe, family.frames), info.max_frames)
         info.max_video_pixels = settings.max_video_pixels
         info.frames_per_second = getattr(pipe, "fps", None) or family.fps
         info.soundtrack_rate_hz = beside.soundtrack_rate_hz(pipe)
@@ -76,7 +76,7 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
             if argument.name == beside.sound_switch(call):
                 argument.default = json.dumps(bool(info.soundtrack_rate_hz))
     if family.media == "sound":
-        info.sample_rate_hz = found.sample_rate_hz(pipe)
+        info.sample_rate_hz = loaded.sample_rate_hz(pipe)
         info.max_audio_s = family.max_audio_s(pipe)
         info.default_audio_s = min(default_of(call, family.seconds) or _DEFAULT_AUDIO_S, info.max_audio_s)
     _check_settings(info)

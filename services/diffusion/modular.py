@@ -17,7 +17,7 @@ from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.modular_pipelines.modular_pipeline import ModularPipeline, ModularPipelineBlocks
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
-from services.diffusion import found
+from services.diffusion import found, loaded
 from services.diffusion.modular_index import NO_CODE, Index
 
 _GIVEN: Mapping[str, Any] = {"prompt": "a", "num_frames": 9, "num_inference_steps": 9}
@@ -273,7 +273,7 @@ def _lacks(cls: type[BlocksPipeline]) -> list[str]:
     """Models of its task without which no call works, and for which the index names no files."""
     wanted = {each.name: each.type_hint for each in cls.own_blocks.expected_components if each.name in cls.wanted}
     needed = [
-        name for name, kind in wanted.items() if name == "vae" or (inspect.isclass(kind) and found.is_denoiser(kind))
+        name for name, kind in wanted.items() if name == "vae" or (inspect.isclass(kind) and loaded.is_denoiser(kind))
     ]
     return [name for name in needed if not cls.index.names(name)]
 
@@ -284,7 +284,7 @@ def denoisers_of(cls: type[DiffusionPipeline]) -> list[str]:
     own = {each.name: each.type_hint for each in cls.own_blocks.expected_components}
     named = [name for name in sorted(cls.wanted) if cls.index.names(name)]
     kinds = {name: cls.index.class_of(name) or own.get(name) for name in named}
-    return [name for name, kind in kinds.items() if inspect.isclass(kind) and found.is_denoiser(kind)]
+    return [name for name, kind in kinds.items() if inspect.isclass(kind) and loaded.is_denoiser(kind)]
 
 
 def _for_components(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from services.common.errors import InternalError, InvalidInput, QueueFull, StageError
 from services.common.revisions import parted
-from services.diffusion import found, modular, modular_index
+from services.diffusion import loaded, modular, modular_index
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.encoding_cache import EncodingCache
 from services.diffusion.families import checkpoint_class, family_of
@@ -85,7 +85,7 @@ def denoisers_in(folder: Path) -> list[str]:
             ImportError, AttributeError, TypeError
         ):  # other settings, and code of the checkpoint's
             classes[name] = _class(*entry)
-    return [name for name, cls in classes.items() if inspect.isclass(cls) and found.is_denoiser(cls)]
+    return [name for name, cls in classes.items() if inspect.isclass(cls) and loaded.is_denoiser(cls)]
 
 
 def folder_of(folder: Path, component: str) -> Path:
@@ -112,7 +112,7 @@ class Pipelines:
         self.device: torch.device = self.pipeline._execution_device
         self.family = family_of(type(pipeline))
         # One of its own: a fast tokenizer's padding is state, which the pipelines set in the engine's thread.
-        self._counter: Any = copy.deepcopy(found.tokenizer_of(pipeline))
+        self._counter: Any = copy.deepcopy(loaded.tokenizer_of(pipeline))
         self._counting = threading.Lock()
         self.encodings: EncodingCache | None = None
         edits_too = self.family.images and not self.family.needs_image

@@ -17,7 +17,7 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from greenlet import getcurrent, greenlet
 
 from services.diffusion.families import BatchRules, family_of
-from services.diffusion.found import denoisers
+from services.diffusion.loaded import denoisers
 from services.diffusion.pipelines import PipelineStopped
 from services.dit.batching import DECODE_RULES, Arguments, Unbatchable, content, key_of, samples_of
 

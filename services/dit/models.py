@@ -17,7 +17,8 @@ from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
 from services.common.engine.device import Accelerator, engine_device, log_choices, make_current
 from services.diffusion.families import NO_BATCHING, TEXT_ENCODERS, family_of
-from services.diffusion.found import control_video_of, denoisers
+from services.diffusion.found import control_video_of
+from services.diffusion.loaded import denoisers
 from services.diffusion.model_info import dit_info
 from services.diffusion.nets import load_nets, pipeline_class
 from services.diffusion.pipelines import (

@@ -16,9 +16,10 @@ from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.requests import first_start
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.tensors import MAX_INLINE_BYTES, to_message
+from services.diffusion.checks import check
 from services.diffusion.conditioning_stream import read_conditioning
 from services.diffusion.images import decode_apart, read_files
-from services.diffusion.request import OutputSpec, check, resolve
+from services.diffusion.request import OutputSpec, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
 from services.dit.output import FRAMES, Done, Encoded, Event, Failed, Preview, Progress, Started

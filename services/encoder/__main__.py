@@ -13,11 +13,12 @@ from services.common.rpc.call import Admission, serve_call
 from services.common.rpc.requests import first_start
 from services.common.stage import Stage, main
 from services.common.stream.hub import StreamHub
+from services.diffusion.checks import check
 from services.diffusion.conditioning_stream import send_conditioning
 from services.diffusion.images import decode_apart, read_files
 from services.diffusion.model_info import warm_up_output
 from services.diffusion.pipelines import silence_libraries
-from services.diffusion.request import OutputSpec, check, resolve
+from services.diffusion.request import OutputSpec, resolve
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 

@@ -13,8 +13,9 @@ from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from quartet.v1 import dit_pb2
+from services.diffusion.checks import check
 from services.diffusion.pictures import Pictures
-from services.diffusion.request import OutputSpec, check, resolve
+from services.diffusion.request import OutputSpec, resolve
 from services.dit.__main__ import start_engine, warm_up
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
