@@ -85,6 +85,7 @@ class Pair:
 @asynccontextmanager
 async def serving(checkpoint: Path, dit: Bench, transport: SharedMemoryTransport | None = None) -> AsyncIterator[Pair]:
     engine = EncoderEngine(EncoderSettings(model=str(checkpoint)))
+    engine.models.keep_encodings("encoder", 64)
     admissions = [Admission(4, 4), Admission(4, 4)]
     hub, servers = StreamHub(), [grpc.aio.server(options=channels.SERVER_OPTIONS) for _ in range(2)]
     hub.transports += [transport] if transport else []
@@ -170,6 +171,13 @@ async def test_two_processes_make_what_one_makes(family: str, checkpoint: Path) 
             assert summary.summary.tensors > 0
             for mine, theirs in zip(made, wanted, strict=True):
                 torch.testing.assert_close(mine, theirs.clamp(-1, 1), atol=1e-4, rtol=0)
+            hits = {"stage": "encoder", "method": "encode_prompt", "outcome": "hit"}
+            before = REGISTRY.get_sample_value("quartet_encoding_cache_calls_total", hits) or 0
+            encoding = asyncio.create_task(collect(pair.encode(start, "again")))
+            again = await outputs(pair.generate(start, "again"))
+            await encoding
+            assert all(torch.equal(one, other) for one, other in zip(again, made, strict=True))
+            assert (REGISTRY.get_sample_value("quartet_encoding_cache_calls_total", hits) or 0) > before
 
 
 async def collect(call: Any) -> list[Any]:
