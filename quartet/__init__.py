@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cli.plan import Tls
-    from quartet.answers import Answer, Audio, AudioDelta, TextDelta
+    from quartet.answers import Answer, Audio, AudioDelta, ImageDelta, TextDelta
     from quartet.async_omni import AsyncOmni
     from quartet.errors import Error, StartError
     from quartet.media import audio, image, video
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "cli.plan": ("Tls",),
-    "quartet.answers": ("Answer", "Audio", "AudioDelta", "TextDelta"),
+    "quartet.answers": ("Answer", "Audio", "AudioDelta", "ImageDelta", "TextDelta"),
     "quartet.async_omni": ("AsyncOmni",),
     "quartet.errors": ("Error", "StartError"),
     "quartet.media": ("audio", "image", "video"),
@@ -32,6 +32,7 @@ __all__ = [
     "AudioDelta",
     "Chat",
     "Error",
+    "ImageDelta",
     "Omni",
     "StartError",
     "TextDelta",

@@ -1,6 +1,7 @@
 """Answers to prompts."""
 
 import base64
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ import numpy as np
 from PIL import Image
 
 from gateway.answers.answer import WholeAnswer, logprobs, usage
+from gateway.answers.tools.events import ToolResult
+from gateway.answers.turn import AnswerEvent
 from gateway.media.encode import BYTES_PER_SAMPLE, encode_audio
 from gateway.pipeline import events
 from quartet.errors import Error, refused
@@ -75,12 +78,22 @@ class AudioDelta:
 
 
 @dataclass(frozen=True, eq=False)
+class ImageDelta:
+    """An image that was made in the course of an answer. `prompt`: the one that the model wrote."""
+
+    image: Image.Image
+    prompt: str | None
+
+
+@dataclass(frozen=True, eq=False)
 class Answer:
     """The answer to one prompt. After a failure only `error` is set.
 
     Attributes:
         text: of a model that only speaks, the spoken words.
         audio: the speech, if requested.
+        images: those that were made, in their order.
+        image_errors: why the others were not, in OpenAI's form.
         token_ids: of reasoning and text.
         finish_reason: "stop", "length" or "tool_calls".
         usage: token counts, as in an HTTP answer.
@@ -100,17 +113,20 @@ class Answer:
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[dict[str, Any]] | None = field(default=None, repr=False)
     timings: dict[str, Any] = field(default_factory=dict, repr=False)
+    image_errors: list[dict[str, Any]] = field(default_factory=list)
     error: Error | None = None
+    _image_parts: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
     @property
     def message(self) -> dict[str, Any]:
         """The assistant's message, for the next turn of a chat."""
         calls = {"tool_calls": self.tool_calls} if self.tool_calls else {}
         thought = {"reasoning_content": self.reasoning} if self.reasoning else {}
-        return {"role": "assistant", "content": self.text or None, **thought, **calls}
+        images = {"images": self._image_parts} if self._image_parts else {}
+        return {"role": "assistant", "content": self.text or None, **thought, **images, **calls}
 
 
-Event = TextDelta | AudioDelta | Answer
+Event = TextDelta | AudioDelta | ImageDelta | Answer
 
 
 @dataclass
@@ -118,8 +134,9 @@ class AnswerBuilder(WholeAnswer):
     """Builds an answer of events. `rate_hz` is its audio's."""
 
     rate_hz: int = 0
+    images: list[Image.Image] = field(default_factory=list)
 
-    def deltas(self, event: events.Event) -> Iterator[Event]:
+    def deltas(self, event: AnswerEvent) -> Iterator[Event]:
         """The caller's events for a taken one."""
         match event:
             case events.PromptRead(text=text) if text:
@@ -128,11 +145,17 @@ class AnswerBuilder(WholeAnswer):
                 yield TextDelta(delta.text, list(delta.token_ids), delta.reasoning)
             case events.AudioDelta(pcm16):
                 yield AudioDelta(_audio(pcm16, self.rate_hz))
+            case ToolResult(item, "image"):
+                self.images.append(Image.open(io.BytesIO(base64.b64decode(item["result"]))).convert("RGB"))
+                yield ImageDelta(self.images[-1], item.get("revised_prompt"))
 
     def answer(self, wants_logprobs: bool) -> Answer:
         return Answer(
             text=self.text,
             audio=_audio(bytes(self.samples), self.sample_rate_hz) if self.samples else None,
+            images=self.images,
+            image_errors=self.made["image_errors"],
+            _image_parts=self.made["images"],
             token_ids=self.token_ids,
             finish_reason=self.finish_reason,
             usage=usage([self]),

@@ -12,12 +12,17 @@ import structlog
 from PIL import Image
 
 from cli.plan import Tls
+from gateway.answers.chat_dialog import ChatDialog, needs_dialog
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import ImageChat, ImageGeneration, InputImages, to_generation
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest
+from gateway.answers.tools.calls import Rules
+from gateway.answers.tools.generators import ImageGenerator
+from gateway.answers.turn import AnswerEvent
+from gateway.answers.turns import Turns
 from gateway.media.check import MediaFile
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.run import run
@@ -61,6 +66,7 @@ async def start(deployment: Deployment, concurrency: int, timeout_s: float) -> "
         request_timeout_s=timeout_s,
         health_timeout_s=_HEALTH_TIMEOUT_S,
         media_private_addresses=True,
+        hosted_tools=[ImageGenerator.name] if config.outputs.image else [],
         **_UNLIMITED,
     )
     files = OwnFiles(settings)
@@ -190,16 +196,29 @@ class Client:
                 yield await self._image_answer(request, request_id, deadline)
                 return
             builder = AnswerBuilder(0, "", 0, rate_hz=self._rate_hz)
+            if needs_dialog(self._gateway, request):  # each turn reads the files again
+                async with aclosing(_told(self._turns(request, request_id, deadline), builder)) as events:
+                    async for event in events:
+                        yield event
+                yield builder.answer(bool(request.logprobs))
+                return
             with as_errors():
                 jobs = await to_jobs(self._gateway, request, request_id, None)
-        with as_errors():
-            left_s = max(0.0, deadline - time.monotonic())
-            async with aclosing(run(self._gateway.pipeline, jobs, left_s)) as events:
-                async for _, event in events:
-                    builder.take(event)
-                    for delta in builder.deltas(event):
-                        yield delta
+        left_s = max(0.0, deadline - time.monotonic())
+        async with aclosing(_told(run(self._gateway.pipeline, jobs, left_s), builder)) as events:
+            async for event in events:
+                yield event
         yield builder.answer(bool(request.logprobs))
+
+    async def _turns(
+        self, request: ChatCompletionRequest, request_id: str, deadline: float
+    ) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+        """Turns of the model, with the tools that run here between them. Raises ApiError."""
+        dialog = ChatDialog(self._gateway, request, None)
+        turns = Turns(self._gateway, dialog, dialog.tools, Rules(previews=False), _meter(request_id, deadline))
+        async with aclosing(turns.as_one()) as events:
+            async for event in events:
+                yield 0, event
 
     @property
     def _rate_hz(self) -> int:
@@ -239,6 +258,18 @@ class Client:
     def _image_stage(self) -> Stage:
         with as_errors():
             return self._gateway.catalog.stage_for("image", None)
+
+
+async def _told(
+    events: AsyncGenerator[tuple[int, AnswerEvent], None], builder: AnswerBuilder
+) -> AsyncGenerator[Event, None]:
+    """The caller's events for those of one answer, which `builder` takes. Raises Error."""
+    with as_errors():
+        async with aclosing(events):
+            async for _, event in events:
+                builder.take(event)
+                for delta in builder.deltas(event):
+                    yield delta
 
 
 def _meter(request_id: str, deadline: float) -> Meter:

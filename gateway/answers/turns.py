@@ -9,7 +9,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.tools.calls import HostedCall, HostedTool, Rules, json_object
 from gateway.answers.tools.events import ToolFailure, ToolResult
-from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Turn, TurnEnd
+from gateway.answers.turn import AnswerEvent, NextTurn, ToolCall, ToolStart, Turn, TurnEnd, sum_of
 from gateway.errors import ApiError, in_own_terms
 from gateway.pipeline.events import Finished, PromptRead, TextDelta
 from gateway.pipeline.run import Job, run
@@ -107,6 +107,22 @@ class Turns:
                         yield result
             if turn.calls or not is_offered:  # the client's turn; or the model calls what it cannot see
                 return
+
+    async def as_one(self) -> AsyncGenerator[AnswerEvent, None]:
+        """The events of all turns as those of one answer, whose text is that of all. Raises ApiError."""
+        has_text = is_next = False
+        async with aclosing(self.events()) as events:
+            async for event in events:
+                match event:
+                    case TurnEnd():
+                        is_next = has_text
+                        continue
+                    case TextDelta(delta) if delta.text:
+                        if is_next:
+                            yield TextDelta(thinker_pb2.GenerateDelta(text="\n\n"))
+                        has_text, is_next = True, False
+                yield event
+        yield sum_of(self.turns)
 
     async def count(self) -> int:
         """Tokens of the first prompt; nothing is written. Raises ApiError."""

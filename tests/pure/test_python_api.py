@@ -16,7 +16,21 @@ import pytest_asyncio
 import soundfile
 from PIL import Image
 
-from quartet import Answer, AsyncOmni, AudioDelta, Chat, Error, Omni, StartError, TextDelta, Tls, audio, image, video
+from quartet import (
+    Answer,
+    AsyncOmni,
+    AudioDelta,
+    Chat,
+    Error,
+    ImageDelta,
+    Omni,
+    StartError,
+    TextDelta,
+    Tls,
+    audio,
+    image,
+    video,
+)
 from services.common.errors import QueueFull
 from tests.support.scripted.code2wav import PCM16, SAMPLE_RATE_HZ
 from tests.support.scripted.dit import picture_of
@@ -272,6 +286,37 @@ async def test_pictures_come_as_pillows(tmp_path: Path) -> None:
             await omni.generate("a fox", speech=True)
 
 
+async def test_an_answer_has_text_and_images_and_the_next_turn_sees_them() -> None:
+    kinds = ("thinker", "talker", "code2wav", "dit")
+    async with scripted_stages(*kinds) as stages, AsyncOmni(address=stages.addresses) as omni:
+        thinker, dit = stages.scripts["thinker"], stages.scripts["dit"]
+        drawing = {"tools": [{"type": "image_generation"}]}
+        thinker.calls = [("image_generation", '{"prompt": "a cat", "action": "generate"}')]
+        chat = Chat().user("draw a cat")
+        events = [event async for event in omni.stream(chat, **drawing)]
+        answer = events[-1]
+        assert isinstance(answer, Answer)
+        (made,) = [event for event in events if isinstance(event, ImageDelta)]
+        assert (made.prompt, answer.text, answer.tool_calls, answer.image_errors) == ("a cat", TEXT, [], [])
+        assert [picture.size for picture in answer.images] == [made.image.size]
+        assert events.index(made) < min(
+            i for i, event in enumerate(events) if isinstance(event, TextDelta) and event.text
+        )
+
+        thinker.calls = [("image_generation", '{"prompt": "a blue cat", "action": "edit"}')]
+        changed = await omni.generate(chat.assistant(answer).user("make it blue"), speech=True, **drawing)
+        assert (len(changed.images), changed.audio is not None) == (1, True)
+        seen = thinker.requests[2].messages  # the call, and its result with the image, stand for the earlier answer
+        assert [message.role for message in seen] == ["user", "assistant", "tool", "assistant", "user"]
+        assert (dit.requests[1].prompt, len(dit.requests[1].images)) == ("a blue cat", 1)
+
+        thinker.calls = [("image_generation", "nonsense")]
+        failed = await omni.generate(chat, **drawing)
+        assert (failed.images, failed.text, len(failed.image_errors)) == ([], TEXT, 1)
+        with pytest.raises(Error, match=r"^tools\[0\]\.size"):
+            await omni.generate("draw", tools=[{"type": "image_generation", "size": "large"}])
+
+
 async def test_a_model_that_only_speaks_speaks(stages: ScriptedStages) -> None:
     addresses = {name: stages.addresses[name] for name in ("talker", "code2wav")}
     async with AsyncOmni(address=addresses) as omni:
@@ -284,6 +329,8 @@ async def test_a_model_that_only_speaks_speaks(stages: ScriptedStages) -> None:
 async def test_a_model_without_pictures_says_so(omni: AsyncOmni) -> None:
     with pytest.raises(Error, match="nothing here makes image"):
         await omni.images("a fox")
+    with pytest.raises(Error, match="this server makes no images"):
+        await omni.generate("draw a fox", tools=[{"type": "image_generation"}])
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ RIGHT = {
     "What do you see?": "I see two blue circles and a yellow star.",
     "How many things are there?": "I see three things.",
     "Draw a yellow cross on a blue ground.": "I see a yellow cross.",
+    "What colour is the ground?": "It is blue.",
     "What is the weather in Rome?": 'get_weather {"city": "Rome"}\nIt is sunny in Rome.',
     "The old king likes the boat.": "The old king likes the boat.",
     "boat.mp3": "The old king likes the boat.",
@@ -101,7 +102,8 @@ def check_right(asked: str, answered: str) -> None:
 
 def here(code: str, served: Stack) -> str:
     """`code`, which asks this system: an Omni would start another."""
-    return re.sub(r'Omni\("[^"]+"', f"Omni({served.omni_arguments}", code.replace(URL, served.url))
+    what = r'Omni\("[^"]+"(, pipeline="[^"]+", dit_model="[^"]+")?'
+    return re.sub(what, f"Omni({served.omni_arguments}", code.replace(URL, served.url))
 
 
 def run_alone(code: str, directory: Path) -> str:

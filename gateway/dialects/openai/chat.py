@@ -19,18 +19,16 @@ from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest, StreamOptions
 from gateway.answers.tools.calls import Rules
-from gateway.answers.turn import AnswerEvent, TurnEnd, sum_of
+from gateway.answers.turn import AnswerEvent
 from gateway.answers.turns import Turns
 from gateway.dialects.openai.answer import Form, StreamedAnswer, choice, chunk, whole_choice
 from gateway.errors import in_own_terms
 from gateway.http.connection import DONE, admitted, drain, key_of, owner_of, respond, sse
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
-from gateway.pipeline.events import TextDelta
 from gateway.pipeline.kinds import KINDS
 from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
-from quartet.v1 import thinker_pb2
 
 router = APIRouter(tags=["chat"])
 AnswerKind = TypeVar("AnswerKind", bound=Answer)
@@ -164,19 +162,9 @@ class ChatRun(_BaseRun):
         dialog = ChatDialog(self._gateway, self._request, self._owner)
         rules = Rules(previews=bool(self._request.stream), key=self._key)
         turns = Turns(self._gateway, dialog, dialog.tools, rules, self._meter)
-        has_text = is_next = False
-        async with aclosing(turns.events()) as events:
+        async with aclosing(turns.as_one()) as events:
             async for event in events:
-                match event:
-                    case TurnEnd():
-                        is_next = has_text
-                        continue
-                    case TextDelta(delta) if delta.text:
-                        if is_next:  # the client gets the texts of all turns as one
-                            yield 0, TextDelta(thinker_pb2.GenerateDelta(text="\n\n"))
-                        has_text, is_next = True, False
                 yield 0, event
-        yield 0, sum_of(turns.turns)
 
 
 class ImageRun(_BaseRun):
