@@ -222,12 +222,15 @@ def test_flags_of_the_dits_benchmark_that_are_refused(
 def test_variants_of_the_dit_have_the_flags_of_all():
     from benchmarks.dit import Variant, parse
 
+    anew = "--encoding-cache-mib=0"  # diffusers encodes a prompt each time
     options = parse(["--dit-flag", "max_batch=4", "--variant", "plain:", "--variant", "fast:compile=on,cache=x"])
     assert options.variants == [
-        Variant("plain", ("--max-batch=4",)),
-        Variant("fast", ("--max-batch=4", "--compile=on", "--cache=x")),
+        Variant("plain", ("--max-batch=4", anew)),
+        Variant("fast", ("--max-batch=4", "--compile=on", "--cache=x", anew)),
     ]
-    assert parse([]).variants == [Variant("", ())]
+    assert parse([]).variants == [Variant("", (anew,))]
+    (kept,) = parse(["--variant", "kept:encoding_cache_mib=64"]).variants
+    assert kept.flags == ("--encoding-cache-mib=64",)
 
 
 def test_a_stage_flag_without_a_stage_is_refused():
