@@ -14,9 +14,15 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from cli.check import check_model
+from cli.doctor.fit import model_dtype
+from cli.gpu_plan import dit_bytes
+from cli.plan import DIT_PIPELINE, pipeline_for
+from cli.sizes import pipeline_weights
 from cli.tiny import make_checkpoint
 from quartet.v1 import dit_pb2, media_pb2
 from services.common.errors import InvalidInput
+from services.common.rpc.digest import checkpoint_digest
 from services.diffusion.pipelines import find_checkpoint
 from services.dit.config import DitSettings
 from services.dit.models import load_pipeline
@@ -247,6 +253,8 @@ def broken(checkpoint: Path, out: Path, how: str) -> None:
         del weights["connector.fc1.bias"]
     (out / "llm_config.json").write_text(json.dumps(llm) if how != "json" else "{")
     save_file(weights, out / "ema.safetensors")
+    if how == "cut":
+        (out / "ema.safetensors").write_bytes((out / "ema.safetensors").read_bytes()[:-100])
 
 
 @pytest.mark.parametrize(
@@ -256,6 +264,7 @@ def broken(checkpoint: Path, out: Path, how: str) -> None:
         ("key", "llm_config.json: rope_theta is missing"),
         ("json", "llm_config.json is not JSON"),
         ("activation", "llm_config.json: hidden_act is 'gelu'; silu is served"),
+        ("cut", "ema.safetensors is corrupt or not all there"),
         ("tensor", "ema.safetensors has no connector.fc1.bias"),
         ("shape", r"mlp.*weight is \[80, 48\], not \[81, 48\], which the config files say"),
     ],
@@ -271,6 +280,19 @@ def test_settings_that_do_not_fit_are_refused(checkpoint: Path, setting: dict[st
     (name,) = setting
     with pytest.raises(ValueError, match=name):
         load_pipeline(DitSettings(model=str(checkpoint), **setting), False)
+
+
+def test_the_command_line_takes_it_for_a_dits(checkpoint: Path) -> None:
+    model = str(checkpoint)
+    assert pipeline_for(model) == DIT_PIPELINE
+    assert model_dtype(model) == "float32"
+    for kind in ("dit", "encoder"):
+        check_model("--model", model, kind)
+    weights = pipeline_weights(model)
+    assert weights == {name: (checkpoint / f"{name}.safetensors").stat().st_size for name in ("ae", "ema")}
+    streamed = DitSettings(model=model, encoders="stream")
+    assert dit_bytes(weights, streamed) == dit_bytes(weights, DitSettings(model=model))  # it reads the same weights
+    assert checkpoint_digest(model)
 
 
 def test_it_is_found_as_it_is_published(checkpoint: Path, tmp_path: Path) -> None:

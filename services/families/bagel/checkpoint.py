@@ -18,7 +18,7 @@ from services.families.bagel.mot import MotSizes
 from services.families.bagel.names import published, published_vae
 from services.families.bagel.reader import BagelReader
 from services.families.bagel.sizes import BagelSizes
-from services.families.bagel.stored import Stored
+from services.families.bagel.tensor_file import TensorFile
 from services.families.bagel.vision import VisionSizes
 from services.registry import ConfigSection
 
@@ -29,7 +29,7 @@ MARKS = ("<|vision_start|>", "<|vision_end|>")
 VISION_EPS = 1e-6  # of the norms, where vit_config.json says none
 
 
-class Checkpoint:
+class BagelCheckpoint:
     """A folder with the published files. Reads no weights but those asked for.
 
     Attributes:
@@ -58,7 +58,7 @@ class Checkpoint:
             raise ValueError(f"{self.folder}: its tokenizer has no {MARKS[marks.index(None)]}")
         of_vision = set(VisionSizes.__dataclass_fields__) - {"num_positions", "layer_norm_eps"}
         eps = vision.get("layer_norm_eps", VISION_EPS)
-        with Stored(self.folder / WEIGHTS) as stored:
+        with TensorFile(self.folder / WEIGHTS) as stored:
             positions = stored.shape("vit_model.vision_model.embeddings.position_embedding.weight")[0]
             return BagelSizes(
                 MotSizes(**{name: llm[name] for name in MotSizes.__dataclass_fields__}),
@@ -71,7 +71,7 @@ class Checkpoint:
             )
 
     def _vae(self) -> dict[str, Any]:
-        with Stored(self.folder / VAE_WEIGHTS) as stored:
+        with TensorFile(self.folder / VAE_WEIGHTS) as stored:
             widths = [stored.shape(f"encoder.down.{i}.block.0.conv1.weight")[0] for i in range(VAE_LEVELS)]
             first = (f"encoder.down.0.block.{i}.conv1.weight" for i in range(len(stored.names)))
             blocks = sum(name in stored.names for name in first)
@@ -79,7 +79,7 @@ class Checkpoint:
 
     def dtype(self) -> torch.dtype:
         """Of the stored weights."""
-        with Stored(self.folder / WEIGHTS) as stored:
+        with TensorFile(self.folder / WEIGHTS) as stored:
             return stored.dtype("llm2vae.weight")
 
     def empty(self, names: Collection[str], dtype: torch.dtype) -> dict[str, nn.Module]:
@@ -103,7 +103,7 @@ class Checkpoint:
         """
         made = self.empty(names, dtype)
         shared: dict[str, nn.Parameter] = {}
-        with Stored(self.folder / WEIGHTS) as weights, Stored(self.folder / VAE_WEIGHTS) as vae:
+        with TensorFile(self.folder / WEIGHTS) as weights, TensorFile(self.folder / VAE_WEIGHTS) as vae:
             for component, model in made.items():
                 for own, empty in model.state_dict().items():
                     is_vae = component == "vae" or own.startswith("encoder.")
@@ -134,6 +134,7 @@ def vae_arguments(widths: tuple[int, ...], blocks: int, latent_channels: int) ->
         "up_block_types": ("UpDecoderBlock2D",) * len(widths),
         "layers_per_block": blocks,
         "latent_channels": latent_channels,
+        "sample_size": 1024,  # of tiles
         "scaling_factor": SCALING,
         "shift_factor": SHIFT,
         "force_upcast": False,

@@ -93,13 +93,16 @@ class MotLayer(nn.Module):
             )
         ]
         own = torch.stack([_turned(parts[1], cos, sin), parts[2]], dim=2)
-        keys, values = torch.cat([past, own], dim=1).unbind(2)
+        both, query = torch.cat([past, own], dim=1), _turned(parts[0], cos, sin)
+        if mask is not None:  # torch's CUDA kernels take a mask, or fewer heads of keys, but not both
+            both = both.repeat_interleave(query.shape[2] // both.shape[3], dim=3)
+        keys, values = both.unbind(2)
         read = functional.scaled_dot_product_attention(
-            _turned(parts[0], cos, sin).transpose(1, 2),
+            query.transpose(1, 2),
             keys.transpose(1, 2),
             values.transpose(1, 2),
             attn_mask=mask,
-            enable_gqa=True,
+            enable_gqa=mask is None,
         )
         read = read.transpose(1, 2).flatten(2)
         states = states + self._by_kind("o_proj", read, latents)

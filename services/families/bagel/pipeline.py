@@ -18,7 +18,7 @@ from transformers import Qwen2Tokenizer
 
 from services.common.errors import require
 from services.diffusion.own import OwnPipeline
-from services.families.bagel.checkpoint import Checkpoint
+from services.families.bagel.checkpoint import BagelCheckpoint
 from services.families.bagel.context import PICTURES, Contexts
 from services.families.bagel.denoiser import BagelDenoiser
 from services.families.bagel.guidance import Guidance
@@ -79,15 +79,15 @@ class BagelPipeline(OwnPipeline):
 
     @classmethod
     def stored_dtype(cls, folder: Path) -> torch.dtype:
-        return Checkpoint(folder).dtype()
+        return BagelCheckpoint(folder).dtype()
 
     @classmethod
     def empty_models(cls, folder: Path, names: Collection[str], dtype: torch.dtype) -> dict[str, nn.Module]:
-        return Checkpoint(folder).empty(names, dtype)
+        return BagelCheckpoint(folder).empty(names, dtype)
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype, given: dict[str, nn.Module]) -> "BagelPipeline":
-        checkpoint = Checkpoint(folder)
+        checkpoint = BagelCheckpoint(folder)
         names = {"text_encoder", "transformer", "vae"} - given.keys()
         models: dict[str, Any] = checkpoint.load(names, dtype) | given
         scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0)  # times are shifted before they come here

@@ -1,7 +1,7 @@
 """A plain BAGEL of our own, for parity: one file, float32, no cache, no batch, nothing shared with the server's code.
 
 The whole sequence is computed anew for every token and step. It was compared once with ByteDance-Seed/Bagel at commit
-056b5fd, read and run outside this repository: docs/any-model.md says how, and with which numbers.
+056b5fd, read and run outside this repository: docs/bagel.md says how, and with which numbers.
 
 The model (arXiv:2505.14683): a Qwen2 with normalised queries and keys, of which every layer has two sets of weights.
 Latents of the VAE go through one ("moe_gen"), text, the SigLIP encoder's patches and the marks around a picture through

@@ -5,23 +5,29 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 
-class Stored:
+class TensorFile:
     """A safetensors file, open within `with`.
 
     Attributes:
         names: of its tensors.
+
+    Raises:
+        ValueError: the file is none, or not whole.
     """
 
     def __init__(self, file: Path) -> None:
         opened: Any = safe_open
         self._file = file
-        self._reader: Any = opened(file, "pt")
+        try:
+            self._reader: Any = opened(file, "pt")
+        except SafetensorError as error:
+            raise ValueError(f"{file} is corrupt or not all there, fetch it again: {error}") from None
         self.names: frozenset[str] = frozenset()
 
-    def __enter__(self) -> "Stored":
+    def __enter__(self) -> "TensorFile":
         self._reader.__enter__()
         self.names = frozenset(self._reader.keys())
         return self
