@@ -45,10 +45,12 @@ class Preview:
 @dataclass(frozen=True)
 class Done:
     """The result on the CPU, contiguous: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to
-    1; or (samples, channels), float32, which may go beyond -1 to 1. `soundtrack`: of a video, as sound."""
+    1; or (samples, channels), float32, which may go beyond -1 to 1. `soundtrack`: of a video, as sound. `thoughts`:
+    what was written before; empty: nothing."""
 
     data: torch.Tensor
     soundtrack: torch.Tensor | None = None
+    thoughts: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ Event = Started | Encoded | Progress | Preview | Done | Failed
 
 
 PREVIEW_SIDE = 256  # pixels
+THOUGHTS = "thoughts"  # the field of a pipeline's result that has what it wrote before
 
 
 @dataclass(eq=False)
@@ -104,15 +107,15 @@ class Output:
 
     def _make(self) -> Done:
         with own_view(self.spec.pipeline, self.spec.conditioning, self._follow) as pipeline:
-            data, soundtrack = self._call(pipeline)
-            return Done(data if self.spec.floats else _to_bytes(data), soundtrack)
+            data, soundtrack, thoughts = self._call(pipeline)
+            return Done(data if self.spec.floats else _to_bytes(data), soundtrack, thoughts)
 
-    def _call(self, pipeline: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _call(self, pipeline: Any) -> tuple[torch.Tensor, torch.Tensor | None, str]:
         generator = torch.Generator("cpu").manual_seed(self.spec.seed)
         result = pipeline(**self.spec.arguments, generator=generator, output_type="pt" if self.spec.sound else "np")
         sound = result.get(self.spec.soundtrack)
         soundtrack = None if sound is None else _to_tensor(sound[0], is_sound=True)
-        return _to_tensor(result[self.spec.result][0], self.spec.sound), soundtrack
+        return _to_tensor(result[self.spec.result][0], self.spec.sound), soundtrack, result.get(THOUGHTS) or ""
 
     def _follow(self, scheduler: Any) -> None:
         """Makes `scheduler` report its steps and make previews."""
@@ -142,7 +145,7 @@ class Output:
         with own_view(self.spec.pipeline, self.spec.conditioning, fix) as pipeline:
             task.replay = task.last
             try:
-                pixels, _ = self._call(pipeline)
+                pixels, _, _ = self._call(pipeline)
             finally:
                 task.replay = None
         self.emit(Preview(self.step, _to_bytes(_shrink(pixels))))

@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,16 @@ from services.common.rpc.digest import checkpoint_digest
 from services.diffusion.pipelines import find_checkpoint
 from services.dit.config import DitSettings
 from services.dit.models import load_pipeline
-from services.dit.output import Failed, Preview
+from services.dit.output import Done, Failed, Preview
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 from tests.stage.test_dit_encoder import collect, outputs, serving
 from tests.support.references.bagel import Bagel, Settings
-from tests.support.stage.dit_engine import Bench, bench
+from tests.support.stage.dit_engine import Bench, Watched, bench
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
 ALONE, SHARED = 1e-5, 1e-4
+THINKS = Settings(points=2, max_tokens=6)
 EDIT: dict[str, Any] = {"image_scale": 2.0, "interval": (0.0, 1.0), "renorm": "text_channel"}
 
 
@@ -99,10 +100,20 @@ def test_alone_and_among_others(dit: Bench, plain: Bagel) -> None:
     assert min(shown) > 100 * SHARED  # prompts and thoughts
     for mine, their in zip((dit.make([each])[0] for each in orders), theirs, strict=True):
         torch.testing.assert_close(mine, their, atol=ALONE, rtol=0)
+    thoughts = plain.make(["a red fox"], think=True, settings=Settings(points=2, max_tokens=8), size=(64, 64))[0]
     watched = dit.submit_together(orders)
     for mine, their in zip(dit.finish(watched), theirs, strict=True):
         torch.testing.assert_close(mine, their, atol=SHARED, rtol=0)
     assert all(max(each.batches) == len(orders) for each in watched)
+    assert thoughts
+    assert [thoughts_of(each) == thoughts for each in watched] == [i == 5 for i in range(len(orders))]
+    assert [bool(thoughts_of(each)) for each in watched] == [i >= 5 for i in range(len(orders))]
+
+
+def thoughts_of(watched: Watched) -> str:
+    last = watched.events[-1]
+    assert isinstance(last, Done)
+    return last.thoughts
 
 
 def edit(plain: Bagel, given: Any, seed: int, think: bool = False, **s: Any) -> torch.Tensor:
@@ -167,7 +178,9 @@ def test_previews(dit: Bench) -> None:
 
 
 @pytest.mark.parametrize("given", [[], [HIGH, WIDE]])
-async def test_two_processes_make_what_one_makes(checkpoint: Path, dit: Bench, given: list[Image.Image]) -> None:
+async def test_two_processes_make_what_one_makes(
+    checkpoint: Path, dit: Bench, plain: Bagel, given: list[Image.Image]
+) -> None:
     start = dit_pb2.DitStart(
         request_id="r", prompt="a red fox", seed=5, num_inference_steps=3, count=2, width=64, height=64
     )
@@ -183,11 +196,21 @@ async def test_two_processes_make_what_one_makes(checkpoint: Path, dit: Bench, g
         assert {each.device.type for each in streamed.engine.models.pipeline.text_encoder.parameters()} == {"meta"}
         async with serving(checkpoint, streamed) as pair:
             encoding = asyncio.create_task(collect(pair.encode(start, "s")))
-            made = await outputs(pair.generate(start, "s"))
+            responses = await collect(pair.generate(start, "s"))
             await encoding
+    made = await outputs(again(responses))
     assert len(made) == 2
+    assert (
+        responses[-1].summary.thoughts
+        == plain.make([*given, "a red fox"], think=True, size=(64, 64), settings=THINKS)[0]
+    )
     for mine, theirs in zip(made, whole, strict=True):
         torch.testing.assert_close(mine, theirs, atol=SHARED, rtol=0)
+
+
+async def again(responses: Sequence[Any]) -> AsyncIterator[Any]:
+    for response in responses:
+        yield response
 
 
 def test_the_encoder_has_no_denoiser(checkpoint: Path) -> None:

@@ -1,6 +1,7 @@
 """BAGEL as a pipeline class, in the form of diffusers': the dit stops it where it calls denoiser and VAE."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -8,8 +9,8 @@ import numpy as np
 import torch
 from diffusers.image_processor import VaeImageProcessor
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
-from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from diffusers.utils.outputs import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor  # pyright: ignore[reportUnknownVariableType]
 from PIL import Image
 from torch import Tensor, nn
@@ -29,6 +30,15 @@ from services.families.bagel.sizes import PIXELS_A_LATENT
 
 _PIXELS = PIXELS_A_LATENT * PATCH  # a token, along a side
 MAX_THINK_TOKENS = 1000
+Encoded = tuple[Tensor, int, int, int, Tensor | None, int, str]
+
+
+@dataclass
+class BagelOutput(BaseOutput):
+    """Pictures, as `output_type` says, and what was written before them."""
+
+    images: Any
+    thoughts: str
 
 
 class BagelPipeline(OwnPipeline):
@@ -93,9 +103,7 @@ class BagelPipeline(OwnPipeline):
         scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0)  # times are shifted before they come here
         return cls(**models, scheduler=scheduler, tokenizer=checkpoint.tokenizer)
 
-    def encode_prompt(
-        self, prompt: str, images: list[Image.Image], think: bool, max_think_tokens: int
-    ) -> tuple[Tensor, int, int, int, Tensor | None, int]:
+    def encode_prompt(self, prompt: str, images: list[Image.Image], think: bool, max_think_tokens: int) -> Encoded:
         """Reads all that comes before the picture.
 
         Args:
@@ -107,7 +115,8 @@ class BagelPipeline(OwnPipeline):
         Returns:
             The context, (1, length, context_width), and the next position of rope; the same of that without prompt
             and thoughts, of which the first is the length that it has of the context; the context without pictures
-            and thoughts, (1, length, context_width), or None if it is the first one, and its next position.
+            and thoughts, (1, length, context_width), or None if it is the first one, and its next position; the
+            thoughts.
         """
         contexts = Contexts(self.text_encoder, self.tokenizer)
         whole = contexts.new()
@@ -120,11 +129,12 @@ class BagelPipeline(OwnPipeline):
         whole = contexts.text(whole, prompt)
         if no_image is not None:
             no_image = contexts.text(no_image, prompt) if images else whole
+        thoughts = contexts.write(whole, max_think_tokens) if think else ""
         if think:
-            whole = contexts.text(whole, contexts.write(whole, max_think_tokens))
+            whole = contexts.text(whole, thoughts)
         length, other = no_text.states.shape[1], no_image or whole
         states = None if no_image is None else no_image.states
-        return whole.states, whole.position, length, no_text.position, states, other.position
+        return whole.states, whole.position, length, no_text.position, states, other.position, thoughts
 
     @torch.no_grad()
     def __call__(
@@ -144,7 +154,7 @@ class BagelPipeline(OwnPipeline):
         max_think_tokens: int = MAX_THINK_TOKENS,
         generator: torch.Generator | None = None,
         output_type: str = "pil",
-    ) -> ImagePipelineOutput:
+    ) -> BagelOutput:
         """Makes a picture.
 
         Args:
@@ -198,7 +208,7 @@ class BagelPipeline(OwnPipeline):
             scaled = found / self.vae.config.scaling_factor + self.vae.config.shift_factor
             found = self.vae.decode(scaled.to(self.transformer.dtype), return_dict=False)[0]
             found = self.image_processor.postprocess(found.float(), output_type=output_type)
-        return ImagePipelineOutput(images=found)
+        return BagelOutput(images=found, thoughts=encoded[-1])
 
     def _size(self, images: list[Image.Image], width: int | None, height: int | None) -> tuple[int, int]:
         """(width, height), in pixels."""
@@ -208,10 +218,10 @@ class BagelPipeline(OwnPipeline):
             width, height = width or read[0], height or read[1]
         return width, height
 
-    def _branches(self, encoded: tuple[Tensor, int, int, int, Tensor | None, int]) -> tuple[Tensor, Tensor, Tensor]:
+    def _branches(self, encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
         """Contexts, padded, (branches, length, width), their masks, and positions, (branches,): the whole one, that
         without the text, and if it is another that without pictures."""
-        whole, position, length, no_text, no_image, of_no_image = encoded
+        whole, position, length, no_text, no_image, of_no_image, _ = encoded
         dtype, device = self.transformer.dtype, self._execution_device
         contexts = [whole, whole[:, :length], *([] if no_image is None else [no_image])]
         contexts = [each.to(dtype=dtype, device=device) for each in contexts]
