@@ -28,6 +28,11 @@ class Conditioning:
         """One that shares, now and later, the results that do not depend on the seed."""
         return Conditioning({_SEEDLESS: self.results.setdefault(_SEEDLESS, [])})
 
+    def shares_with(self, other: "Conditioning") -> bool:
+        """Whether what one of them computes is the other's, too."""
+        own = self.results.get(_SEEDLESS)
+        return own is not None and own is other.results.get(_SEEDLESS)
+
     def attach(self, pipeline: Any) -> None:
         """Lets `pipeline`, a view for one call, take its results from here; missing ones are computed and kept."""
         for name in METHODS:

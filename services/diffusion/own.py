@@ -15,11 +15,13 @@ class OwnPipeline(DiffusionPipeline):
 
     Attributes:
         files: of a checkpoint, as patterns of names.
+        readers: components that `encode_prompt` calls, perhaps for long: others' steps go on between their calls.
         denoisers: components that are called at each step.
         settings: of the dit's, those that only some values of work with the class.
     """
 
     files: ClassVar[tuple[str, ...]]
+    readers: ClassVar[tuple[str, ...]]
     denoisers: ClassVar[tuple[str, ...]]
     settings: ClassVar[Mapping[str, tuple[Any, ...]]]
 

@@ -75,6 +75,7 @@ class Output:
         virtual_time_s: its share of engine time; it starts at the least of the others'.
         deferred_s: engine time that is not in virtual_time_s yet.
         batch: outputs that shared its latest denoising call.
+        encoded: whether its prompt is read.
     """
 
     spec: OutputSpec
@@ -84,6 +85,7 @@ class Output:
     deferred_s: float = 0.0
     batch: int = 1
     step: int = 0
+    encoded: bool = False
     task: PipelineTask | None = None
 
     def begin(self, device: torch.device) -> None:
@@ -100,6 +102,11 @@ class Output:
     def call(self) -> ModelCall | None:
         """What the pipeline waits for, if it has begun."""
         return self.task.call if self.task is not None else None
+
+    @property
+    def reads(self) -> bool:
+        """Whether its pipeline has begun, and reads its prompt."""
+        return self.call is not None and self.call.point.reads
 
     @property
     def waits_for(self) -> str | None:

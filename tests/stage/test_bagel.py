@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from services.common.rpc.digest import checkpoint_digest
 from services.diffusion.pipelines import find_checkpoint
 from services.dit.config import DitSettings
 from services.dit.models import load_pipeline
-from services.dit.output import Done, Failed, Preview
+from services.dit.output import Done, Encoded, Failed, Preview
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 from tests.stage.test_dit_encoder import collect, outputs, serving
@@ -35,6 +36,7 @@ from tests.support.stage.dit_engine import Bench, Watched, bench
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
 ALONE, SHARED = 1e-5, 1e-4
+GUARD_S = 300.0
 THINKS = Settings(points=2, max_tokens=6)
 EDIT: dict[str, Any] = {"image_scale": 2.0, "interval": (0.0, 1.0), "renorm": "text_channel"}
 
@@ -175,6 +177,44 @@ def test_previews(dit: Bench) -> None:
     dit.finish([watched])
     shapes = [event.pixels.shape for event in watched.events if isinstance(event, Preview)]
     assert shapes == [(64, 64, 3)] * 2
+
+
+def test_others_go_on_while_one_thinks_and_it_thinks_once_for_all_its_outputs(dit: Bench) -> None:
+    small: dict[str, Any] = {"width": 64, "height": 64, "num_inference_steps": 2}
+    further = json.dumps({"think": True, "max_think_tokens": 60})
+    thinker = dit_pb2.DitStart(prompt="a red fox", seed=1, count=2, arguments=further, **small)
+    orders = [*dit.orders(thinker), order(dit, "a boat", seed=2, **small)]
+    reader, calls = dit.engine.models.pipeline.text_encoder, list[Any]()
+    hook = reader.register_forward_pre_hook(lambda module, args: calls.append(args))
+    watched = dit.submit_together(orders)
+    dit.finish(watched)
+    hook.remove()
+    assert thoughts_of(watched[0]) == thoughts_of(watched[1])
+    assert 60 < len(calls) < 70  # once: instructions, prompt, 60 tokens, the thoughts; and the other's prompt
+    order_of = [(each, type(event)) for each, event in dit.log]
+    assert order_of.index((watched[2], Done)) < min(order_of.index((each, Encoded)) for each in watched[:2])
+
+
+def test_a_thought_is_cut_off_when_nobody_wants_it(dit: Bench) -> None:
+    small: dict[str, Any] = {"width": 64, "height": 64, "num_inference_steps": 2}
+    further = json.dumps({"think": True, "max_think_tokens": 900})
+    thinker = dit_pb2.DitStart(prompt="a red fox", seed=1, count=2, arguments=further, **small)
+    first, second = (dit.submit(each) for each in dit.orders(thinker))
+    reader, calls = dit.engine.models.pipeline.text_encoder, list[Any]()
+
+    def count(module: Any, args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 20:
+            dit.engine.cancel(first.output)
+            dit.engine.cancel(second.output)
+
+    hook = reader.register_forward_pre_hook(count)
+    end = time.monotonic() + GUARD_S
+    while len(calls) < 20 or dit.engine._running:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    hook.remove()
+    assert len(calls) == 20
 
 
 @pytest.mark.parametrize("given", [[], [HIGH, WIDE]])

@@ -58,6 +58,7 @@ class BagelPipeline(OwnPipeline):
 
     model_cpu_offload_seq = "text_encoder->transformer->vae"
     files: ClassVar[tuple[str, ...]] = ("*.json", "*.txt", "ema.safetensors", "ae.safetensors")
+    readers: ClassVar[tuple[str, ...]] = ("text_encoder",)
     denoisers: ClassVar[tuple[str, ...]] = ("transformer",)
     settings: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "quantization": ("none",),  # the reader's weights are the denoiser's
