@@ -1,14 +1,12 @@
 """Random checkpoints with the published files, config keys, weight names and tokenizer."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.families.bagel.tiny.shape import BagelShape
 from services.families.tiny_sizes import read_table
 
-CONTRAST = 0.4  # standard deviation of decoded noise, where the range is -1 to 1: few values are clipped
 _LLM = {
     "architectures": ["Qwen2ForCausalLM"],
     "hidden_act": "silu",
@@ -18,20 +16,6 @@ _LLM = {
     "tie_word_embeddings": False,
     "use_sliding_window": False,
 }
-
-
-@dataclass(frozen=True)
-class BagelShape:
-    """A checkpoint's dimensions. `vae`: widths of its levels. `vae_blocks`: of a level of its encoder."""
-
-    merges: int  # of the byte-level BPE
-    llm: Mapping[str, int]
-    vision: Mapping[str, int]
-    vision_side: int
-    latent_side: int
-    latent_channels: int
-    vae: Sequence[int]
-    vae_blocks: int
 
 
 def write_checkpoint(out: Path, size: str) -> None:

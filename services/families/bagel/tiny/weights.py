@@ -16,11 +16,12 @@ from services.families.bagel.mot import MotSizes
 from services.families.bagel.names import published, published_vae
 from services.families.bagel.reader import BagelReader
 from services.families.bagel.sizes import BagelSizes
-from services.families.bagel.tiny import CONTRAST, BagelShape
+from services.families.bagel.tiny.shape import BagelShape
 from services.families.bagel.vision import VisionSizes
 from services.families.qwen3_omni.tiny.processor import SPECIAL_TOKENS
 from services.families.tiny_parts import prefer_text, randomize
 
+CONTRAST = 0.4  # standard deviation of decoded noise, where the range is -1 to 1: few values are clipped
 READ_GAIN = 2.5  # of keys and values of what was read
 
 
