@@ -24,8 +24,10 @@ from cli.tiny import make_checkpoint
 from quartet.v1 import dit_pb2, media_pb2
 from services.common.errors import InvalidInput
 from services.common.rpc.digest import checkpoint_digest
+from services.diffusion import pipelines
 from services.diffusion.pipelines import find_checkpoint
 from services.dit.config import DitSettings
+from services.dit.context_parallel.ranks import check as check_parallelism
 from services.dit.models import load_pipeline
 from services.dit.output import Done, Encoded, Failed, Preview
 from services.encoder.config import EncoderSettings
@@ -343,6 +345,34 @@ def test_settings_that_do_not_fit_are_refused(checkpoint: Path, setting: dict[st
     (name,) = setting
     with pytest.raises(ValueError, match=name):
         load_pipeline(DitSettings(model=str(checkpoint), **setting), False)
+
+
+def test_devices_do_not_share_its_calls(checkpoint: Path) -> None:
+    settings = DitSettings(model=str(checkpoint), context_parallel={"ulysses": 2})
+    with pytest.raises(ValueError, match="context_parallel ulysses=2: how the calls of this pipeline are divided"):
+        check_parallelism(settings, checkpoint)
+
+
+def test_it_is_fetched_from_the_hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[tuple[str, str | None, list[str]]] = []
+
+    def refuse(*args: Any, **options: Any) -> None:
+        raise OSError("there is no model_index.json")
+
+    def fetch(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        fetched.append((name, revision, allow_patterns))
+        return str(checkpoint)
+
+    monkeypatch.setattr(pipelines.DiffusionPipeline, "download", refuse)
+    monkeypatch.setattr(pipelines.modular_index, "fetch", refuse)
+    monkeypatch.setattr(pipelines, "snapshot_download", fetch)
+    assert find_checkpoint("a/b@c") == checkpoint
+    weights = ["ema.safetensors", "ae.safetensors"]
+    assert fetched == [("a/b", "c", ["*.json"]), ("a/b", "c", ["*.json", "*.txt", *weights])]
+    monkeypatch.setattr(pipelines, "OWN", {})
+    monkeypatch.setattr(pipelines, "own_class", lambda folder: None)
+    with pytest.raises(ValueError, match="neither a directory nor a diffusers model on the hub"):
+        find_checkpoint("a/b")
 
 
 def test_the_command_line_takes_it_for_a_dits(checkpoint: Path) -> None:
