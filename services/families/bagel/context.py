@@ -12,7 +12,7 @@ from services.families.bagel.pictures import for_latents, for_patches, pixels_of
 from services.families.bagel.reader import BagelReader
 from services.families.bagel.sizes import PIXELS_A_LATENT
 
-PICTURES = (
+THINK_FIRST = (
     "You should first think about the planning process in the mind and then generate the image. \n"
     "The planning process is enclosed within <think> </think> tags, i.e. <think> planning process here </think> "
     "image here"

@@ -1,4 +1,4 @@
-"""BAGEL as a pipeline class, in the form of diffusers': the dit stops it where it calls denoiser and VAE."""
+"""BAGEL as a pipeline class, in the form of diffusers': the dit stops it where it calls a model."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from transformers import Qwen2Tokenizer
 from services.common.errors import require
 from services.diffusion.own import OwnPipeline
 from services.families.bagel.checkpoint import BagelCheckpoint
-from services.families.bagel.context import PICTURES, Contexts
+from services.families.bagel.context import THINK_FIRST, Contexts
 from services.families.bagel.denoiser import BagelDenoiser
 from services.families.bagel.guidance import Guidance
 from services.families.bagel.latents import PATCH, from_tokens, grid_of
@@ -30,7 +30,7 @@ from services.families.bagel.sizes import PIXELS_A_LATENT
 
 _PIXELS = PIXELS_A_LATENT * PATCH  # a token, along a side
 MAX_THINK_TOKENS = 1000
-Encoded = tuple[Tensor, int, int, int, Tensor | None, int, str]
+_Encoded = tuple[Tensor, int, int, int, Tensor | None, int, str]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class BagelPipeline(OwnPipeline):
 
     The published program is `InterleaveInferencer` of ByteDance-Seed/Bagel. Differences: the latents of a given picture
     are the mean of the VAE's distribution, not drawn from it, so a picture is read once for all seeds; and
-    `num_inference_steps` counts steps, of which the published number of times has one less.
+    `num_inference_steps` counts steps; the published program counts the points of time, one more.
 
     Args:
         text_encoder: reads texts and pictures, and thinks.
@@ -104,7 +104,7 @@ class BagelPipeline(OwnPipeline):
         scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0)  # times are shifted before they come here
         return cls(**models, scheduler=scheduler, tokenizer=checkpoint.tokenizer)
 
-    def encode_prompt(self, prompt: str, images: list[Image.Image], think: bool, max_think_tokens: int) -> Encoded:
+    def encode_prompt(self, prompt: str, images: list[Image.Image], think: bool, max_think_tokens: int) -> _Encoded:
         """Reads all that comes before the picture.
 
         Args:
@@ -122,7 +122,7 @@ class BagelPipeline(OwnPipeline):
         contexts = Contexts(self.text_encoder, self.tokenizer)
         whole = contexts.new()
         if think:
-            whole = contexts.text(whole, PICTURES)
+            whole = contexts.text(whole, THINK_FIRST)
         no_image = whole if images or think else None
         for image in images:
             whole = contexts.picture(whole, image)
@@ -219,7 +219,7 @@ class BagelPipeline(OwnPipeline):
             width, height = width or read[0], height or read[1]
         return width, height
 
-    def _branches(self, encoded: Encoded) -> tuple[Tensor, Tensor, Tensor]:
+    def _branches(self, encoded: _Encoded) -> tuple[Tensor, Tensor, Tensor]:
         """Contexts, padded, (branches, length, width), their masks, and positions, (branches,): the whole one, that
         without the text, and if it is another that without pictures."""
         whole, position, length, no_text, no_image, of_no_image, _ = encoded
