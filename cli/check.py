@@ -79,13 +79,14 @@ def check_model(flag: str, model: str, kind: str, *, answers: bool = True, hears
 
 
 def _hub_index(flag: str, model: str) -> Path | None:
-    """As `check_hub`, of a checkpoint of diffusers, which has one of two indexes."""
-    first, other = DIFFUSION_INDEXES
+    """As `check_hub`, of a checkpoint of a dit, which has one of several indexes."""
+    first, *others = DIFFUSION_INDEXES
     try:
         return check_hub(flag, model, first)
     except ValueError:
-        with contextlib.suppress(ValueError):
-            return check_hub(flag, model, other)
+        for other in others:
+            with contextlib.suppress(ValueError):
+                return check_hub(flag, model, other)
         raise
 
 
@@ -93,7 +94,7 @@ def _check_config(model: str, kind: str, folder: Path, answers: bool, hears: boo
     """Raises OSError, ValueError."""
     if kind in DIFFUSION:
         if not is_diffusion(model):
-            raise ValueError(f"has no {' and no '.join(DIFFUSION_INDEXES)}: it is no checkpoint of diffusers")
+            raise ValueError(f"has no {' and no '.join(DIFFUSION_INDEXES)}: it is no checkpoint of a dit")
         return
     config = read_config(folder)
     family = family_of(config)

@@ -155,7 +155,8 @@ def dit_bytes(weights: Mapping[str, int], settings: Any) -> int:
 
 
 def _encoder_bytes(weights: Mapping[str, int]) -> int:
-    here = {name: size for name, size in weights.items() if _is_encoder(name)}
+    # a checkpoint whose encoder is not apart is read whole
+    here = {name: size for name, size in weights.items() if _is_encoder(name)} or weights
     resident = sum(here.values())
     return resident + CONTEXT_BYTES + scaled(ENCODER_STEP_BYTES, resident, DIFFUSION_LARGE_BYTES)
 

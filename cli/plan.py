@@ -31,7 +31,8 @@ ASR_PIPELINE = SHIPPED / "asr-llm.yaml"
 ASR_VOICED_PIPELINE = SHIPPED / "asr-llm-tts.yaml"
 GATEWAY = "gateway"  # the process beside the stages
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
-DIFFUSION_INDEXES = ("model_index.json", "modular_model_index.json")  # one of them is in each checkpoint of diffusers
+DIFFUSION_INDEXES = ("model_index.json", "modular_model_index.json", "llm_config.json")
+"""One of them is in each checkpoint of a dit: an index of diffusers, or a file that a class of ours knows it by."""
 SPEECH = frozenset({"talker", "code2wav"})
 ASR = "asr"  # the part of a thinker that only writes down speech, beside one that answers
 

@@ -69,13 +69,15 @@ def tensor_bytes(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 def pipeline_weights(model: str) -> dict[str, int]:
-    """Bytes of each model of a diffusers checkpoint, which has a folder for each. Raises BudgetError."""
+    """Bytes of each model of a dit's checkpoint, by its folder, or of each file if it has no folders. Raises
+    BudgetError."""
     folder = Path(resolve(model))
     try:
         if not folder.is_dir():
             return _hub_folders(model)
         parts = {path.name: path for path in sorted(folder.iterdir()) if any(path.glob("*.safetensors"))}
-        return {name: sum(file.stat().st_size for file in _whole(path)) for name, path in parts.items()}
+        sizes = {name: sum(file.stat().st_size for file in _whole(path)) for name, path in parts.items()}
+        return sizes or {file.stem: file.stat().st_size for file in _whole(folder)}
     except (OSError, ValueError) as error:
         raise BudgetError(f"{model}: {error}") from None
 
@@ -86,8 +88,8 @@ def _whole(folder: Path) -> Iterator[Path]:
 
 
 def stored_dtype(folder: Path) -> str:
-    """Dtype of the first weight, e.g. "bfloat16"; "float32" without one."""
-    for path in sorted(folder.glob("*.safetensors")):
+    """Dtype of the first weight of the largest file, e.g. "bfloat16"; "float32" without one."""
+    for path in sorted(folder.glob("*.safetensors"), key=lambda path: (-path.stat().st_size, path)):
         for entry in read_header(path).values():
             stored: str = entry["dtype"]
             return _STORED.get(stored, stored)
@@ -146,7 +148,8 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _hub_folders(model: str) -> dict[str, int]:
-    """Sizes of the safetensors files in each folder of a repository. Raises ValueError."""
+    """Sizes of the safetensors files in each folder of a repository, or of each if there are no folders. Raises
+    ValueError."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or not hub.is_reached():
@@ -156,8 +159,12 @@ def _hub_folders(model: str) -> dict[str, int]:
     except Exception as error:
         raise ValueError(hub_fault(error)) from None
     sizes: Counter[str] = Counter()
+    alone: dict[str, int] = {}
     for file, size in files.items():
         folder, _, name = file.rpartition("/")
-        if folder and name.endswith(".safetensors") and _VARIANT not in name:
-            sizes[folder] += size
-    return dict(sizes)
+        if name.endswith(".safetensors") and _VARIANT not in name:
+            if folder:
+                sizes[folder] += size
+            else:
+                alone[Path(name).stem] = size
+    return dict(sizes) or alone

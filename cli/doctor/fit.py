@@ -24,7 +24,8 @@ def model_dtype(model: str) -> str:
     """Dtype of a checkpoint directory or its diffusers transformer; bfloat16 for a hub id. Raises ValueError."""
     folder = Path(model)
     if is_diffusion(model):
-        return stored_dtype(folder / ("transformer" if (folder / "transformer").is_dir() else "unet"))
+        folders = (folder / name for name in ("transformer", "unet"))
+        return stored_dtype(next((each for each in folders if each.is_dir()), folder))
     try:
         return weights_dtype(read_config(folder)) if folder.is_dir() else "bfloat16"
     except ValueError as error:

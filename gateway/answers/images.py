@@ -120,6 +120,7 @@ class ImageGeneration:
             "num_inference_steps": self.started.num_inference_steps,
             "mean_batch": round(self.summary.mean_batch, 2),
             "timings": {"dit": timings(self.summary.timings)},
+            **({"thoughts": self.summary.thoughts} if self.summary.thoughts else {}),
         }
 
 

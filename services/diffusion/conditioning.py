@@ -37,6 +37,11 @@ class Conditioning:
         results = {_SEEDLESS: self.results.setdefault(_SEEDLESS, [])}
         return Conditioning(results, self.cache, self.adapters)
 
+    def shares_with(self, other: "Conditioning") -> bool:
+        """Whether what one of them computes is the other's, too."""
+        own = self.results.get(_SEEDLESS)
+        return own is not None and own is other.results.get(_SEEDLESS)
+
     def attach(self, pipeline: Any, keeps: bool) -> None:
         """Lets `pipeline`, a view for one call, take its results from here; missing ones are computed.
 

@@ -6,6 +6,7 @@ No other file of the two stages names a model.
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from services.diffusion import beside, found, loaded, modular
 from services.diffusion.found import Media
-from services.diffusion.modular_index import is_modular
+from services.diffusion.modular_index import INDEX, MODULAR_INDEX, is_modular
+from services.diffusion.own import OwnPipeline
 
 # Components of the pipelines in the table, by what they do.
 TEXT_ENCODERS = ("text_encoder", "text_encoder_2", "text_encoder_3", "vision_language_encoder")
 DENOISERS = ("transformer", "transformer_2")
 
 _MAX_AUDIO_S = 60.0  # no class says how much it can make
+_MAX_READ_TOKENS = 4096  # of a prompt, where a model has room for more than anybody writes: each costs memory
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,13 @@ _FLUX2: dict[str, Any] = {
     "images": 10,
     "batching": BatchRules(alike=frozenset({"img_ids", "txt_ids"})),
 }
+
+
+def _grid_side(pipe: Any) -> int:
+    """Pixels, of a picture as long as the table of places."""
+    return pipe.transformer.sizes.latent_side * _image_multiple(pipe)
+
+
 _WAN: dict[str, Any] = {"size_multiple": _video_multiple, "max_side": _video_side, "batching": BatchRules()}
 
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
@@ -200,6 +210,14 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "max_prompt_tokens": lambda pipe: 128,
         "max_audio_s": _stable_audio_s,
         "batching": BatchRules(shared=frozenset({"rotary_embedding"}), expanded=frozenset({"timestep"})),
+    },
+    "BagelPipeline": {
+        "images": 4,
+        "size": lambda pipe: (_grid_side(pipe),) * 2,
+        "size_multiple": _image_multiple,
+        "max_side": _grid_side,
+        "max_prompt_tokens": lambda pipe: min(_MAX_READ_TOKENS, pipe.transformer.sizes.max_positions // 2),
+        "batching": BatchRules(padded={"context": "context_mask"}),
     },
 }
 """Pipeline class -> what is not found by looking, or found wrong."""
@@ -239,13 +257,27 @@ def family_of(pipeline: type[DiffusionPipeline]) -> Family:
     return Family(listed=row is not None, **(seen | dict(row or {})))
 
 
+OWN: Mapping[str, tuple[str, str]] = {"llm_config.json": ("services.families.bagel.pipeline", "BagelPipeline")}
+"""A file of checkpoints without an index of diffusers -> module and name of the class of ours that serves them."""
+
+
+def own_class(folder: Path) -> type[OwnPipeline] | None:
+    """The class of ours that serves a checkpoint; None: diffusers' classes do."""
+    if any((folder / index).is_file() for index in (INDEX, MODULAR_INDEX)):
+        return None
+    found_in = next((OWN[file] for file in OWN if (folder / file).is_file()), None)
+    return getattr(import_module(found_in[0]), found_in[1]) if found_in else None
+
+
 def checkpoint_class(folder: Path) -> type[DiffusionPipeline]:
-    """The pipeline class that a checkpoint's index names. Raises ValueError: diffusers lacks it."""
+    """The pipeline class of a checkpoint: the one that its index names. Raises ValueError: diffusers lacks it."""
     if is_modular(folder):
         return modular.pipeline_class(folder)
-    name = json.loads((folder / "model_index.json").read_text()).get("_class_name")
+    if (own := own_class(folder)) is not None:
+        return own
+    name = json.loads((folder / INDEX).read_text()).get("_class_name")
     cls = getattr(diffusers, name, None) if isinstance(name, str) else None
     if not isinstance(cls, type) or not issubclass(cls, DiffusionPipeline):
         have = f"diffusers {diffusers.__version__} has no such pipeline, or lacks a package for it"
-        raise ValueError(f"model_index.json names {name!r}: {have}; code that comes with a checkpoint is not run")
+        raise ValueError(f"{INDEX} names {name!r}: {have}; code that comes with a checkpoint is not run")
     return cls

@@ -22,6 +22,7 @@ from diffusers.guiders.guider_utils import BaseGuidance
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from diffusers.utils import logging as diffusers_logging
+from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from transformers.utils import logging as transformers_logging
 
@@ -30,7 +31,7 @@ from services.common.revisions import parted
 from services.diffusion import loaded, modular, modular_index
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.encoding_cache import EncodingCache
-from services.diffusion.families import checkpoint_class, family_of
+from services.diffusion.families import OWN, checkpoint_class, family_of, own_class
 from services.diffusion.modular_index import INDEX, MODULAR_INDEX, Index, is_modular
 
 log = structlog.get_logger()
@@ -50,7 +51,7 @@ class PipelineStopped(BaseException):
 def find_checkpoint(model: str) -> Path:
     """The checkpoint's directory, fetched if need be. Raises ValueError: there is no such diffusers checkpoint."""
     if Path(model).is_dir():
-        if not any((Path(model) / index).is_file() for index in (INDEX, MODULAR_INDEX)):
+        if not any((Path(model) / index).is_file() for index in (INDEX, MODULAR_INDEX, *OWN)):
             raise ValueError(f"{model} has no {INDEX} and no {MODULAR_INDEX}: it is no diffusers checkpoint")
         return Path(model)
     name, revision = parted(model)
@@ -59,13 +60,25 @@ def find_checkpoint(model: str) -> Path:
     except (OSError, ValueError) as error:
         with contextlib.suppress(OSError, ValueError):
             return modular_index.fetch(name, revision)
+        with contextlib.suppress(OSError, ValueError):
+            return _fetch_own(name, revision)
         raise ValueError(f"{model} is neither a directory nor a diffusers model on the hub: {error}") from None
+
+
+def _fetch_own(name: str, revision: str | None) -> Path:
+    """The folder of a checkpoint of the hub that a class of ours serves. Raises OSError, ValueError: it is none."""
+    own = own_class(Path(snapshot_download(name, revision=revision, allow_patterns=["*.json"])))
+    if own is None:
+        raise ValueError(f"it has none of {', '.join(OWN)}")
+    return Path(snapshot_download(name, revision=revision, allow_patterns=list(own.files)))
 
 
 def checkpoint_dtype(folder: Path, requested: str) -> torch.dtype:
     """`requested`, or what the weights of the first denoiser are stored in."""
     if requested != "auto":
         return getattr(torch, requested)
+    if (own := own_class(folder)) is not None:
+        return own.stored_dtype(folder)
     folders = (folder_of(folder, name) for name in denoisers_in(folder))
     files = [file for each in folders for file in sorted(each.glob("*.safetensors"))]
     if not files:
@@ -78,6 +91,8 @@ def denoisers_in(folder: Path) -> list[str]:
     """Components of the checkpoint that are called at each step."""
     if is_modular(folder):
         return modular.denoisers_of(checkpoint_class(folder))
+    if (own := own_class(folder)) is not None:
+        return list(own.denoisers)
     index = json.loads((folder / INDEX).read_text())
     classes: dict[str, Any] = {}
     for name, entry in index.items():
@@ -217,6 +232,8 @@ def explain(error: Exception) -> StageError:
 
 def load_meta_modules(folder: Path, dtype: torch.dtype, names: Collection[str]) -> dict[str, torch.nn.Module]:
     """The checkpoint's models in `names`, without weights, as of `dtype`."""
+    if (own := own_class(folder)) is not None:
+        return own.empty_models(folder, names, dtype)
     index = json.loads((folder / INDEX).read_text()) if names else {}
     made = {}
     for name, entry in index.items():

@@ -16,17 +16,18 @@ import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from greenlet import getcurrent, greenlet
 
-from services.diffusion.families import BatchRules, family_of
+from services.diffusion.families import NO_BATCHING, BatchRules, family_of
 from services.diffusion.loaded import denoisers
+from services.diffusion.own import OwnPipeline
 from services.diffusion.pipelines import PipelineStopped
 from services.dit.batching import DECODE_RULES, Arguments, Unbatchable, content, key_of, samples_of
 
 
 class BatchPoint:
-    """A function of a model that pipelines stop at."""
+    """A function of a model that pipelines stop at. `reads`: before denoising, for the prompt."""
 
-    def __init__(self, name: str, function: Callable[..., Any], rules: BatchRules) -> None:
-        self.name, self.function, self.rules = name, function, rules
+    def __init__(self, name: str, function: Callable[..., Any], rules: BatchRules, reads: bool = False) -> None:
+        self.name, self.function, self.rules, self.reads = name, function, rules, reads
         self._signature = inspect.signature(function)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -142,6 +143,10 @@ def install(pipeline: DiffusionPipeline) -> None:
         module.forward = _stopping(BatchPoint(name, module.forward, family.batching), denoises=True)
         if hasattr(module, "cache_context"):
             module.cache_context = _record_context(module.cache_context)
+    readers = type(pipeline).readers if isinstance(pipeline, OwnPipeline) else ()
+    for name in readers:
+        module = getattr(pipeline, name)
+        module.forward = _stopping(BatchPoint(name, module.forward, NO_BATCHING, reads=True), denoises=False)
     vae = getattr(pipeline, "vae", None)
     if vae is not None and family.listed:  # others may pass what no rule is about
         vae.decode = _stopping(BatchPoint("vae.decode", _plain_decode(vae.decode), DECODE_RULES), denoises=False)

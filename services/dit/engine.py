@@ -177,10 +177,11 @@ class DitEngine(ThreadedEngine):
 
     def _next(self) -> Output:
         """The least served, and of several the one that has yet to begin. Where one model is on the device at a time,
-        those that wait for it go first."""
+        those that wait for it go first. An output does not begin while another reads the prompt of both."""
         stays = self.models.one_at_a_time
+        readers = [output for output in self._running if output.reads]
         return min(
-            self._running,
+            (each for each in self._running if each.call is not None or not _waits_for_one(each, readers)),
             key=lambda output: (stays and output.waits_for != self._used, output.virtual_time_s, bool(output.call)),
         )
 
@@ -192,8 +193,6 @@ class DitEngine(ThreadedEngine):
             self._resume(output, None)
             # Reading a prompt is paid for after the first step, so that a new request shows its first step soon.
             output.deferred_s, output.virtual_time_s = output.virtual_time_s - level_s, level_s
-            if output.call is not None:
-                output.emit(Encoded())
             return
         batch = [output]
         if call.key is not None and self.models.info.batched:
@@ -255,6 +254,9 @@ class DitEngine(ThreadedEngine):
             self._fail(output, error)
             return
         output.virtual_time_s += time.monotonic() - started
+        if output.call is not None and not output.reads and not output.encoded:
+            output.encoded = True
+            output.emit(Encoded())
         if task.dead:
             assert isinstance(result, Done)
             self._end(output)
@@ -279,6 +281,10 @@ class DitEngine(ThreadedEngine):
             self._running.remove(output)
         output.end()
         self.models.forget(output)
+
+
+def _waits_for_one(output: Output, readers: Sequence[Output]) -> bool:
+    return any(output.spec.conditioning.shares_with(other.spec.conditioning) for other in readers)
 
 
 def _breaks_the_engine(error: Exception) -> bool:

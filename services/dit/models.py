@@ -21,6 +21,7 @@ from services.diffusion.found import control_video_of
 from services.diffusion.loaded import denoisers
 from services.diffusion.model_info import dit_info
 from services.diffusion.nets import load_nets, pipeline_class
+from services.diffusion.own import OwnPipeline
 from services.diffusion.pipelines import (
     Pipelines,
     checkpoint_dtype,
@@ -190,6 +191,11 @@ def _class_of(folder: Path, settings: DitSettings) -> type[DiffusionPipeline]:
     family = family_of(cls)
     if not denoisers_in(folder):
         raise ValueError(f"{folder.name}: none of its models is called at each denoising step: it is not served")
+    if issubclass(cls, OwnPipeline):
+        for name, taken in cls.settings.items():
+            if (value := getattr(settings, name)) not in taken:
+                known = " or ".join(str(each) for each in taken if each is not None) or "the default"
+                raise ValueError(f"{name}={value}: {cls.__name__} is served with {known}; leave it out")
     if settings.encoders == "stream" and not family.listed:
         raise ValueError("encoders=stream: how this pipeline's encoders are divided from it is not known; leave it out")
     return cls

@@ -45,10 +45,12 @@ class Preview:
 @dataclass(frozen=True)
 class Done:
     """The result on the CPU, contiguous: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to
-    1; or (samples, channels), float32, which may go beyond -1 to 1. `soundtrack`: of a video, as sound."""
+    1; or (samples, channels), float32, which may go beyond -1 to 1. `soundtrack`: of a video, as sound. `thoughts`:
+    what was written before; empty: nothing."""
 
     data: torch.Tensor
     soundtrack: torch.Tensor | None = None
+    thoughts: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ Event = Started | Encoded | Progress | Preview | Done | Failed
 PREVIEW_SIDE = 256  # pixels
 FRAMES = 4  # dimensions: frames, height, width and color
 _CHANNELS = 2  # dimensions: channels and samples
+THOUGHTS = "thoughts"  # the field of a pipeline's result that has what it wrote before
 
 
 @dataclass(eq=False)
@@ -74,6 +77,7 @@ class Output:
         virtual_time_s: its share of engine time; it starts at the least of the others'.
         deferred_s: engine time that is not in virtual_time_s yet.
         batch: outputs that shared its latest denoising call.
+        encoded: whether its prompt is read.
     """
 
     spec: OutputSpec
@@ -83,6 +87,7 @@ class Output:
     deferred_s: float = 0.0
     batch: int = 1
     step: int = 0
+    encoded: bool = False
     task: PipelineTask | None = None
 
     def begin(self, device: torch.device) -> None:
@@ -101,18 +106,24 @@ class Output:
         return self.task.call if self.task is not None else None
 
     @property
+    def reads(self) -> bool:
+        """Whether its pipeline has begun, and reads its prompt."""
+        return self.call is not None and self.call.point.reads
+
+    @property
     def waits_for(self) -> str | None:
         return self.call.point.name if self.call is not None else None
 
     def _make(self) -> Done:
         with own_view(self.spec.pipeline, self.spec.conditioning, self._follow) as pipeline:
-            data, soundtrack = self._call(pipeline)
-            return Done(data if self.spec.floats else _to_bytes(data), soundtrack)
+            data, soundtrack, thoughts = self._call(pipeline)
+            return Done(data if self.spec.floats else _to_bytes(data), soundtrack, thoughts)
 
-    def _call(self, pipeline: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _call(self, pipeline: Any) -> tuple[torch.Tensor, torch.Tensor | None, str]:
         generator = torch.Generator("cpu").manual_seed(self.spec.seed)
         output_type = "pt" if self.spec.media == "sound" else "np"
-        return read(self.spec, pipeline(**self.spec.arguments, generator=generator, output_type=output_type))
+        result = pipeline(**self.spec.arguments, generator=generator, output_type=output_type)
+        return *read(self.spec, result), result.get(THOUGHTS) or ""
 
     def _follow(self, scheduler: Any) -> None:
         """Makes `scheduler` report its steps and make previews."""
@@ -142,7 +153,7 @@ class Output:
         with own_view(self.spec.pipeline, self.spec.conditioning, fix) as pipeline:
             task.replay = task.last
             try:
-                pixels, _ = self._call(pipeline)
+                pixels, _, _ = self._call(pipeline)
             finally:
                 task.replay = None
         self.emit(Preview(self.step, _to_bytes(_shrink(pixels))))

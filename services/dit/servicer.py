@@ -45,6 +45,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
             seed, steps, count = outputs[0].seed, outputs[0].steps, len(outputs)
             started = dit_pb2.DitStarted(task=task, seed=seed, count=count, num_inference_steps=steps)
             yield Response(started=started)
+            thoughts = ""
             run = _Run(self.engine, outputs, start.progress_interval_ms / 1000)
             try:
                 async for output, event in run.events():
@@ -65,6 +66,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                             yield Response(preview=preview)
                         case Done():
                             call.timings.mark_output()
+                            thoughts = event.thoughts
                             pieces = _pieces(output, event, self.engine.models.info, rate)
                             while piece := await asyncio.to_thread(next, pieces, None):
                                 yield Response(piece=piece)
@@ -72,8 +74,8 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                 run.cancel()
                 call.set(outputs=count, steps=run.steps, mean_batch=round(run.mean_batch, 2))
             timings = call.timings.to_message()
-            summary = dit_pb2.DitSummary(count=count, steps=run.steps, timings=timings, mean_batch=run.mean_batch)
-            yield Response(summary=summary)
+            facts = {"count": count, "steps": run.steps, "mean_batch": run.mean_batch, "thoughts": thoughts}
+            yield Response(summary=dit_pb2.DitSummary(**facts, timings=timings))
 
     async def _resolve(self, start: dit_pb2.DitStart, requests: Requests) -> list[OutputSpec]:
         models, info = self.engine.models, self.engine.models.info

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 
 from services.common.engine.device import engine_device, make_current
 from services.common.errors import InternalError, RequestCancelled
@@ -39,7 +38,7 @@ class EncoderEngine:
             raise ValueError("how this pipeline's encoders are divided from it is not known: its dit has its own")
         self.dtype = pipelines.checkpoint_dtype(folder, settings.dtype)
         without_weights = pipelines.load_meta_modules(folder, self.dtype, (*DENOISERS, "vae"))
-        pipeline: Any = DiffusionPipeline.from_pretrained(folder, dtype=self.dtype, **without_weights)
+        pipeline: Any = checkpoint_class(folder).from_pretrained(folder, dtype=self.dtype, **without_weights)
         with pipelines.without(pipeline, without_weights):
             pipeline.to(device)
         for model in without_weights.values():

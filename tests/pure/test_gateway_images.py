@@ -24,7 +24,7 @@ from tests.support.clients.pictures import (
     shown,
     spoken,
 )
-from tests.support.scripted.dit import DIT_STEPS, DRAWN_SEED, PICTURES, picture_of
+from tests.support.scripted.dit import DIT_STEPS, DIT_THOUGHTS, DRAWN_SEED, PICTURES, picture_of
 from tests.support.systems.gateway import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -44,6 +44,16 @@ def events(text: str) -> list[dict]:
 @pytest.fixture
 def gateway(picture_gateway):
     return picture_gateway
+
+
+async def test_what_the_model_wrote_before_is_in_the_answer_whole_and_streamed(gateway):
+    thinks = {"quartet": {"dit": {"arguments": {"think": True}}}}
+    for extra, thoughts in ((thinks, DIT_THOUGHTS), ({}, None)):
+        body = await gateway.openai.images.generate(**ASK, extra_body=extra)
+        assert body.model_extra["quartet"].get("thoughts") == thoughts
+        stream = await gateway.openai.images.generate(**ASK, stream=True, extra_body=extra)
+        last = [event async for event in stream][-1]
+        assert last.model_extra["quartet"].get("thoughts") == thoughts
 
 
 async def test_a_picture(gateway):

@@ -41,7 +41,7 @@ PLAN: dict[str, tuple[str, ...]] = {
     "services.registry": (),
     "services.sizes": ("services.registry",),
     # A family is written against the contracts of the engines that run it; engines know the registry only.
-    "services.families": (*STAGE, "services.thinker", "services.talker", "services.code2wav"),
+    "services.families": (*STAGE, "services.thinker", "services.talker", "services.code2wav", "services.diffusion"),
     "services.thinker": STAGE,
     "services.talker": STAGE,
     "services.code2wav": STAGE,

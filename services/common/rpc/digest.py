@@ -18,6 +18,8 @@ _CONFIG_FILES = (  # which every stage of a checkpoint reads
     "generation_config.json",
     "model_index.json",
     "modular_model_index.json",
+    "llm_config.json",
+    "vit_config.json",
     "speech_tokenizer/config.json",
     "scheduler/scheduler_config.json",
     "transformer/config.json",

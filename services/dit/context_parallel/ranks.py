@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from services.common.engine.device import Accelerator, engine_device
 from services.diffusion.families import DENOISERS, family_of
 from services.diffusion.nets import pipeline_class
+from services.diffusion.own import OwnPipeline
 from services.dit.config import DitSettings
 from services.dit.execution import devices
 
@@ -27,7 +28,8 @@ GROUP_TIMEOUT_S = 60.0  # for what ranks do at about the same time, so only an e
 def check(settings: DitSettings, folder: Path) -> None:
     """Raises ValueError if the checkpoint in `folder` or this machine does not fit `settings`."""
     flag, size, degrees = settings.parallelism, settings.parallel_devices, settings.context_parallel
-    if not family_of(pipeline_class(folder, settings.controlnet)).listed:
+    pipeline = pipeline_class(folder, settings.controlnet)
+    if not family_of(pipeline).listed or issubclass(pipeline, OwnPipeline):
         raise ValueError(f"{flag}: how the calls of this pipeline are divided is not known; leave it out")
     index = json.loads((folder / "model_index.json").read_text())
     for name in DENOISERS:

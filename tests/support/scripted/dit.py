@@ -7,6 +7,7 @@ from tests.support.scripted.script import TIMINGS, Script
 
 DIT_STEPS = 4
 DRAWN_SEED = 99
+DIT_THOUGHTS = "a boat, seen from the shore"  # if `think` is among the further arguments
 PICTURES = server_info_pb2.DitInfo(
     tasks=[dit_pb2.DIT_TASK_TEXT_TO_IMAGE, dit_pb2.DIT_TASK_IMAGE_EDIT],
     pipeline="ScriptedPipeline",
@@ -68,7 +69,9 @@ class Dit(dit_pb2_grpc.DitServiceServicer):
                     output=output, first=rows.start, total=len(picture), data=_pixels(picture[rows])
                 )
                 outputs.append(dit_pb2.DitServiceGenerateResponse(piece=piece))
-        summary = dit_pb2.DitSummary(count=count, steps=steps * count, timings=TIMINGS, mean_batch=count)
+        thoughts = DIT_THOUGHTS if "think" in start.arguments else ""
+        facts = {"count": count, "steps": steps * count, "mean_batch": count, "thoughts": thoughts}
+        summary = dit_pb2.DitSummary(**facts, timings=TIMINGS)
         outputs.append(dit_pb2.DitServiceGenerateResponse(summary=summary))
         async for output in self.script.play(start, outputs, context):
             yield output

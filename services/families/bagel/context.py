@@ -1,0 +1,75 @@
+"""Texts, pictures and thoughts behind each other, as the published program reads them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from services.families.bagel.latents import PATCH
+from services.families.bagel.pictures import for_latents, for_patches, pixels_of
+from services.families.bagel.reader import BagelReader
+from services.families.bagel.sizes import PIXELS_A_LATENT
+
+THINK_FIRST = (
+    "You should first think about the planning process in the mind and then generate the image. \n"
+    "The planning process is enclosed within <think> </think> tags, i.e. <think> planning process here </think> "
+    "image here"
+)
+"""The published program's text before all else, for a model that thinks before it draws."""
+_START, _END = "<|im_start|>", "<|im_end|>"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What has been read. `states`: (1, length, context_width). `position`: of rope, the next one."""
+
+    states: Tensor
+    position: int
+
+
+class Contexts:
+    """Reads by `reader`, which is called once for a text or a picture, and for each token of a thought."""
+
+    def __init__(self, reader: BagelReader, tokenizer: Any) -> None:
+        self._reader, self._tokenizer = reader, tokenizer
+        self._start, self._end = tokenizer.convert_tokens_to_ids([_START, _END])
+
+    def new(self) -> Context:
+        return Context(self._reader.empty(), 0)
+
+    def text(self, context: Context, text: str) -> Context:
+        """With a text behind it, between the marks of a turn."""
+        ids = [self._start, *self._tokenizer.encode(text), self._end]
+        return self._ids(context, ids)[0]
+
+    def picture(self, context: Context, image: Image.Image) -> Context:
+        """With a picture behind it: as latents, and then as patches."""
+        sizes, device = self._reader.sizes, self._reader.device
+        latents = sizes.latent_side, PIXELS_A_LATENT * PATCH
+        read = for_latents(image, *latents)
+        pixels = pixels_of(for_latents(read, *latents), device)
+        states, _ = self._reader(context.states, context.position, pixels=pixels, as_latents=True)
+        pixels = pixels_of(for_patches(read, sizes.vision_side, sizes.vision.patch_size), device)
+        states, _ = self._reader(states, context.position + 1, pixels=pixels)
+        return Context(states, context.position + 2)
+
+    def write(self, context: Context, max_tokens: int) -> str:
+        """What the model writes behind a context, greedily, up to the end of its turn.
+
+        Args:
+            max_tokens: most tokens, with the mark that begins the turn.
+        """
+        ids, token = list[int](), self._start
+        while token != self._end and len(ids) < max_tokens:
+            ids.append(token)
+            context, logits = self._ids(context, [token])
+            token = int(logits.argmax())
+        written: str = self._tokenizer.decode(ids)
+        return written.split(_END)[0].split(_START)[1]
+
+    def _ids(self, context: Context, ids: list[int]) -> tuple[Context, Tensor]:
+        tensor = torch.tensor(ids, device=self._reader.device)
+        states, logits = self._reader(context.states, context.position, ids=tensor)
+        return Context(states, context.position + len(ids)), logits
