@@ -21,10 +21,10 @@ from training.tools import SPOKEN_WEATHER, among, change, draw_tools, drawn, rep
 from training.words import CITIES
 from training.world import KINDS, draw_dialogue, weather
 
-STEPS = 1_400
+STEPS = 1_800
 RATE, MUON_RATE = 7e-4, 7e-4
 BATCH, GROUPS = 20, 4  # dialogues of a step, and forwards of it
-CONVERSATIONS, ABOUT_TOOLS = 8, 4  # of a batch; the rest is as before, so that nothing is forgotten
+CONVERSATIONS, ABOUT_TOOLS, SCENES = 6, 3, 6  # of a batch; the rest is as before, so that nothing is forgotten
 MOST_QUESTIONS = 5
 PAINTED = 0.4  # of training's images with a large shape: the image model's own
 _OTHERS = {kind: share for kind, share in KINDS.items() if kind not in (seeing, weather)}
@@ -142,6 +142,13 @@ def draw_said(draw: random.Random, bank: Bank) -> Example:
     return example(draw, draw_conversation(draw), audio_rows, image_rows, draw.random() < 0.4)
 
 
+def draw_about_scene(draw: random.Random, bank: Bank) -> Example:
+    """A question about an image of several things, which is where counting is forgotten first."""
+    audio_rows, image_rows = partial(bank.audio_rows, draw), partial(bank.image_rows, draw)
+    dialogue = draw_dialogue(draw, kinds={seeing: 1.0})
+    return example(draw, dialogue, audio_rows, image_rows, draw.random() < 0.4)
+
+
 def train() -> None:
     """Trains the thinker for `STEPS` more steps, resumable."""
     torch.manual_seed(0)
@@ -153,6 +160,7 @@ def train() -> None:
         draw = random.Random(f"conversations {step}")
         batch = [("conversations", draw_said(draw, bank)) for _ in range(CONVERSATIONS)]
         batch += [("tools", draw_tools(draw, bank)) for _ in range(ABOUT_TOOLS)]
+        batch += [("scenes", draw_about_scene(draw, bank)) for _ in range(SCENES)]
         batch += [("others", draw_example(draw, bank)) for _ in range(BATCH - len(batch))]
         batch.sort(key=lambda pair: len(pair[1].ids))
         loss, right = torch.zeros(()), []
