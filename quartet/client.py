@@ -197,7 +197,7 @@ class Client:
                 return
             builder = AnswerBuilder(0, "", 0, rate_hz=self._rate_hz)
             if needs_dialog(self._gateway, request):  # each turn reads the files again
-                async with aclosing(_told(self._turns(request, request_id, deadline), builder)) as events:
+                async with aclosing(_deltas(self._turns(request, request_id, deadline), builder)) as events:
                     async for event in events:
                         yield event
                 yield builder.answer(bool(request.logprobs))
@@ -205,7 +205,7 @@ class Client:
             with as_errors():
                 jobs = await to_jobs(self._gateway, request, request_id, None)
         left_s = max(0.0, deadline - time.monotonic())
-        async with aclosing(_told(run(self._gateway.pipeline, jobs, left_s), builder)) as events:
+        async with aclosing(_deltas(run(self._gateway.pipeline, jobs, left_s), builder)) as events:
             async for event in events:
                 yield event
         yield builder.answer(bool(request.logprobs))
@@ -260,7 +260,7 @@ class Client:
             return self._gateway.catalog.stage_for("image", None)
 
 
-async def _told(
+async def _deltas(
     events: AsyncGenerator[tuple[int, AnswerEvent], None], builder: AnswerBuilder
 ) -> AsyncGenerator[Event, None]:
     """The caller's events for those of one answer, which `builder` takes. Raises Error."""
