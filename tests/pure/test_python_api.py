@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -290,7 +291,7 @@ async def test_an_answer_has_text_and_images_and_the_next_turn_sees_them() -> No
     kinds = ("thinker", "talker", "code2wav", "dit")
     async with scripted_stages(*kinds) as stages, AsyncOmni(address=stages.addresses) as omni:
         thinker, dit = stages.scripts["thinker"], stages.scripts["dit"]
-        drawing = {"tools": [{"type": "image_generation"}]}
+        drawing: dict[str, Any] = {"tools": [{"type": "image_generation"}]}
         thinker.calls = [("image_generation", '{"prompt": "a cat", "action": "generate"}')]
         chat = Chat().user("draw a cat")
         events = [event async for event in omni.stream(chat, **drawing)]
