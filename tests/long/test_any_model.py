@@ -29,7 +29,7 @@ QUESTION = "Which day comes after Monday?"
 SCHEMA = {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"], "additionalProperties": False}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
 TOKENS = 16
-_OF_DIFFUSERS = ("diffusion", "image", "video")  # tests/long/test_any_pipeline_page.py types them
+_OF_DIFFUSERS = ("diffusion", "image", "video", "Cosmos3")  # tests/long/test_any_pipeline_page.py types them
 TYPED = [line for line in lines(PAGE) if not any(word in line for word in _OF_DIFFUSERS)]
 
 
