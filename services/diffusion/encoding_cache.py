@@ -91,6 +91,8 @@ class EncodingCache:
         return call
 
     def _keep(self, key: bytes, result: Any) -> bool:
+        if key in self._results:  # a pipeline of ours lets others go on while it reads, and they may read the same
+            return True
         try:
             kept = _copied(result)
         except _NotExact:

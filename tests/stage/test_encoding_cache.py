@@ -168,6 +168,20 @@ def test_a_failed_call_is_not_kept() -> None:
         assert len(COUNTS) == 1
 
 
+def test_what_two_calls_compute_at_a_time_counts_once() -> None:
+    one_bytes = 4 * 8 * 4
+    cache = EncodingCache("test", 2 * one_bytes)
+
+    def meanwhile(pipeline: Any, prompt: Any) -> Any:
+        if len(COUNTS) == 1:  # the first call is interrupted by the second
+            encoded(cache, meanwhile, prompt)
+        return rows(pipeline, prompt)
+
+    assert computed(cache, meanwhile, "a") == 2
+    assert REGISTRY.get_sample_value("quartet_encoding_cache_bytes", {"stage": "test"}) == one_bytes
+    assert computed(cache, rows, "b", "a") == 1  # there is room for both
+
+
 def test_the_latest_are_kept_and_no_more_bytes_than_said() -> None:
     one_bytes = 4 * 8 * 4
     cache = EncodingCache("test", 2 * one_bytes)
