@@ -12,7 +12,7 @@ import structlog
 from PIL import Image
 
 from cli.plan import Tls
-from gateway.answers.chat_dialog import ChatDialog, needs_dialog
+from gateway.answers.chat_dialog import needs_dialog, run_dialog
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import ImageChat, ImageGeneration, InputImages, to_generation
@@ -22,7 +22,6 @@ from gateway.answers.request import ChatCompletionRequest
 from gateway.answers.tools.calls import Rules
 from gateway.answers.tools.generators import ImageGenerator
 from gateway.answers.turn import AnswerEvent
-from gateway.answers.turns import Turns
 from gateway.media.check import MediaFile
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.run import run
@@ -197,7 +196,8 @@ class Client:
                 return
             builder = AnswerBuilder(0, "", 0, rate_hz=self._rate_hz)
             if needs_dialog(self._gateway, request):  # each turn reads the files again
-                async with aclosing(_deltas(self._turns(request, request_id, deadline), builder)) as events:
+                turns = run_dialog(self._gateway, request, None, Rules(), _meter(request_id, deadline))
+                async with aclosing(_deltas(turns, builder)) as events:
                     async for event in events:
                         yield event
                 yield builder.answer(bool(request.logprobs))
@@ -209,16 +209,6 @@ class Client:
             async for event in events:
                 yield event
         yield builder.answer(bool(request.logprobs))
-
-    async def _turns(
-        self, request: ChatCompletionRequest, request_id: str, deadline: float
-    ) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """Turns of the model, with the tools that run here between them. Raises ApiError."""
-        dialog = ChatDialog(self._gateway, request, None)
-        turns = Turns(self._gateway, dialog, dialog.tools, Rules(previews=False), _meter(request_id, deadline))
-        async with aclosing(turns.as_one()) as events:
-            async for event in events:
-                yield 0, event
 
     @property
     def _rate_hz(self) -> int:

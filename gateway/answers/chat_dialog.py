@@ -1,7 +1,8 @@
 """The conversation of a chat with tools that run here, for the answer loop."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from itertools import count
 from typing import Any
 
@@ -10,12 +11,14 @@ from gateway.answers.conversation import AssistantMessage, ImagePart, ImageUrl, 
 from gateway.answers.extensions import OF_ONE_TEXT
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import refuse_members, to_jobs
+from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest, NamedFunction, Tool, ToolChoice
-from gateway.answers.tools.calls import HostedTool
+from gateway.answers.tools.calls import HostedTool, Rules
 from gateway.answers.tools.events import ToolFailure, ToolResult, made_url
 from gateway.answers.tools.generators import ImageGenerator
 from gateway.answers.tools.registry import TOOLS, available, offered, read_tool
-from gateway.answers.turn import ToolCall, Turn
+from gateway.answers.turn import AnswerEvent, ToolCall, Turn
+from gateway.answers.turns import Turns
 from gateway.errors import invalid
 from gateway.pipeline.run import Job
 
@@ -25,6 +28,20 @@ def needs_dialog(gateway: Gateway, request: ChatCompletionRequest) -> bool:
     if any(tool.type in TOOLS for tool in request.tools or ()):
         return True
     return ImageGenerator.name in gateway.settings.hosted_tools and any(map(_has_images, request.messages))
+
+
+async def run_dialog(
+    gateway: Gateway, request: ChatCompletionRequest, owner: str | None, rules: Rules, meter: Meter
+) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
+    """In place of `run` for a request that needs a dialog: the events of all turns and tools as those of one answer, 0.
+
+    Raises:
+        ApiError: as `ChatDialog` and `Turns` do.
+    """
+    dialog = ChatDialog(gateway, request, owner)
+    async with aclosing(Turns(gateway, dialog, dialog.tools, rules, meter).as_one()) as events:
+        async for event in events:
+            yield 0, event
 
 
 def _has_images(message: conversation.Message) -> bool:

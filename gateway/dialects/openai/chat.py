@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gateway.access.places import Places
 from gateway.answers.answer import Answer, WholeAnswer, prompt_logprobs, usage
 from gateway.answers.beams import beams
-from gateway.answers.chat_dialog import ChatDialog, needs_dialog
+from gateway.answers.chat_dialog import needs_dialog, run_dialog
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import ImageChat
 from gateway.answers.jobs import to_jobs
@@ -20,7 +20,6 @@ from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest, StreamOptions
 from gateway.answers.tools.calls import Rules
 from gateway.answers.turn import AnswerEvent
-from gateway.answers.turns import Turns
 from gateway.dialects.openai.answer import Form, StreamedAnswer, choice, chunk, whole_choice
 from gateway.errors import in_own_terms
 from gateway.http.connection import DONE, admitted, drain, key_of, owner_of, respond, sse
@@ -149,22 +148,14 @@ class ChatRun(_BaseRun):
     async def _run(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
         """One run of the pipeline, or turns with the tools that run here. Raises ApiError or StageError."""
         if needs_dialog(self._gateway, self._request):
-            return self._turns()
+            rules = Rules(previews=bool(self._request.stream), key=self._key)
+            return run_dialog(self._gateway, self._request, self._owner, rules, self._meter)
         jobs = await to_jobs(self._gateway, self._request, self._meter.request_id, self._owner)
         self._meter.charge(self._request.n or 1, "n")
         if self._request.use_beam_search:
             return beams(self._gateway, jobs, self._request.n or 1, self._meter)
         places = Places(self._gateway.admission, self._key)
         return run(self._gateway.pipeline, jobs, self._meter.left_s, places.take)
-
-    async def _turns(self) -> AsyncGenerator[tuple[int, AnswerEvent], None]:
-        """The events of all turns and tools as those of one answer. Raises ApiError."""
-        dialog = ChatDialog(self._gateway, self._request, self._owner)
-        rules = Rules(previews=bool(self._request.stream), key=self._key)
-        turns = Turns(self._gateway, dialog, dialog.tools, rules, self._meter)
-        async with aclosing(turns.as_one()) as events:
-            async for event in events:
-                yield 0, event
 
 
 class ImageRun(_BaseRun):
