@@ -36,21 +36,23 @@ def soundtrack_rate_hz(pipeline: Any) -> int:
         raise
 
 
+def _code_of(cls: type) -> str:
+    """The source of a class that makes videos; empty: it makes something else, or is of blocks, which have no call."""
+    result = result_of(cls)
+    makes_videos = result is not None and RESULTS[result] == "video"
+    return inspect.getsource(cls) if makes_videos and getattr(cls, "fields", None) is None else ""
+
+
 @cache
 def scales_pictures(cls: type) -> bool:
     """Whether a class that makes videos brings a picture of any size to the size of its video, in its own way."""
-    result = result_of(cls)
-    if result is None or RESULTS[result] != "video" or not picture_of(cls) or getattr(cls, "fields", None) is not None:
-        return False
     argument = picture_of(cls)
     scaled = rf"preprocess\w*\(\s*{argument},\s*height=height,\s*width=width\b"
-    return re.search(scaled, inspect.getsource(cls)) is not None
+    return bool(argument) and re.search(scaled, _code_of(cls)) is not None
 
 
 @cache
 def makes_stills(cls: type) -> bool:
     """Whether a class that makes videos makes an image if it is asked for one frame: its code tells the two apart."""
-    result, frames = result_of(cls), first_of(cls, FRAMES)
-    if result is None or RESULTS[result] != "video" or not frames or getattr(cls, "fields", None) is not None:
-        return False
-    return re.search(rf"\bis_image\b\s*=\s*{frames} == 1\b", inspect.getsource(cls)) is not None
+    frames = first_of(cls, FRAMES)
+    return bool(frames) and re.search(rf"\bis_image\b\s*=\s*{frames} == 1\b", _code_of(cls)) is not None

@@ -66,8 +66,8 @@ def result_of(cls: type) -> str | None:
 def soundtrack_of(cls: type) -> str:
     """The field of the pipeline's output that has the sound of its video; empty: there is none."""
     made = _output_of(cls)
-    films = any(RESULTS.get(name) == "video" for name in made)
-    return next((name for name in _SOUNDTRACKS if films and name in made), "")
+    makes_videos = any(RESULTS.get(name) == "video" for name in made)
+    return next((name for name in _SOUNDTRACKS if makes_videos and name in made), "")
 
 
 @cache

@@ -64,8 +64,8 @@ Event = Started | Encoded | Progress | Preview | Done | Failed
 
 
 PREVIEW_SIDE = 256  # pixels
-FRAMES = 4  # dimensions: frames, height, width and color
-_CHANNELS = 2  # dimensions: channels and samples
+VIDEO_DIMENSIONS = 4  # frames, height, width and color
+_SOUND_DIMENSIONS = 2  # channels and samples
 THOUGHTS = "thoughts"  # the field of a pipeline's result that has what it wrote before
 
 
@@ -189,12 +189,12 @@ def read(spec: OutputSpec, result: Any) -> tuple[torch.Tensor, torch.Tensor | No
     """What a pipeline's call returned for `spec`, as in `Done`. Most return a batch of one, some classes of videos that
     one itself."""
     made, sound = result[spec.result], result.get(spec.soundtrack)
-    is_batch = spec.media != "video" or isinstance(made[0], list) or np.ndim(made[0]) == FRAMES
+    is_batch = spec.media != "video" or isinstance(made[0], list) or np.ndim(made[0]) == VIDEO_DIMENSIONS
     one = made[0] if is_batch else made
     data = _to_tensor(one[0] if spec.still else one, spec.media == "sound")
     if sound is None:
         return data, None
-    is_batch = not isinstance(sound, torch.Tensor) or sound.dim() > _CHANNELS
+    is_batch = not isinstance(sound, torch.Tensor) or sound.dim() > _SOUND_DIMENSIONS
     return data, _to_tensor(sound[0] if is_batch else sound, is_sound=True)
 
 

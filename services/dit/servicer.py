@@ -22,7 +22,7 @@ from services.diffusion.images import decode_apart, read_files
 from services.diffusion.request import OutputSpec, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.output import FRAMES, Done, Encoded, Event, Failed, Preview, Progress, Started
+from services.dit.output import VIDEO_DIMENSIONS, Done, Encoded, Event, Failed, Preview, Progress, Started
 
 Requests = AsyncIterator[dit_pb2.DitServiceGenerateRequest]
 Response = dit_pb2.DitServiceGenerateResponse
@@ -141,7 +141,7 @@ def _pieces(output: int, made: Done, info: server_info_pb2.DitInfo, frame_rate: 
     if made.soundtrack is not None:
         yield from _parts(made.soundtrack, output=output, sample_rate_hz=info.soundtrack_rate_hz)
     rates: dict[str, float] = {"sample_rate_hz": info.sample_rate_hz}
-    if made.data.dim() == FRAMES:  # a model of videos may make images, too
+    if made.data.dim() == VIDEO_DIMENSIONS:  # a model of videos may make images, too
         rates["frames_per_second"] = frame_rate
     yield from _parts(made.data, output=output, **rates)
 
