@@ -137,15 +137,9 @@ def draw_conversation(draw: random.Random, held_out: bool = False, questions: in
     return Dialogue("conversation", tuple(said.turns), tools=said.tools)
 
 
-def draw_said(draw: random.Random, bank: Bank) -> Example:
+def as_example(draw: random.Random, bank: Bank, dialogue: Dialogue) -> Example:
+    """`dialogue` as the model reads it, with sounds and images of `bank`."""
     audio_rows, image_rows = partial(bank.audio_rows, draw), partial(bank.image_rows, draw)
-    return example(draw, draw_conversation(draw), audio_rows, image_rows, draw.random() < 0.4)
-
-
-def draw_about_scene(draw: random.Random, bank: Bank) -> Example:
-    """A question about an image of several things, which is where counting is forgotten first."""
-    audio_rows, image_rows = partial(bank.audio_rows, draw), partial(bank.image_rows, draw)
-    dialogue = draw_dialogue(draw, kinds={seeing: 1.0})
     return example(draw, dialogue, audio_rows, image_rows, draw.random() < 0.4)
 
 
@@ -158,9 +152,10 @@ def train() -> None:
 
     def step_loss(step: int) -> tuple[torch.Tensor, dict[str, float]]:
         draw = random.Random(f"conversations {step}")
-        batch = [("conversations", draw_said(draw, bank)) for _ in range(CONVERSATIONS)]
+        batch = [("conversations", as_example(draw, bank, draw_conversation(draw))) for _ in range(CONVERSATIONS)]
         batch += [("tools", draw_tools(draw, bank)) for _ in range(ABOUT_TOOLS)]
-        batch += [("scenes", draw_about_scene(draw, bank)) for _ in range(SCENES)]
+        # Questions about an image of several things: counting is forgotten first.
+        batch += [("scenes", as_example(draw, bank, draw_dialogue(draw, kinds={seeing: 1.0}))) for _ in range(SCENES)]
         batch += [("others", draw_example(draw, bank)) for _ in range(BATCH - len(batch))]
         batch.sort(key=lambda pair: len(pair[1].ids))
         loss, right = torch.zeros(()), []
