@@ -122,6 +122,7 @@ async def test_a_stream_that_never_begins_ends(channel: grpc.aio.Channel, monkey
 
 
 async def test_a_peer_has_so_many_calls_at_a_time_and_no_more(stage: Stage, channel: grpc.aio.Channel):
+    await channel.channel_ready()  # calls that wait for a connection begin in any order
     waiting = [channel.stream_stream(f"/{GENERATE}")() for _ in range(CALLS)]
     beyond = asyncio.create_task(answer(channel, GENERATE, [start()]))
     done, _ = await asyncio.wait({beyond}, timeout=0.5)
