@@ -217,6 +217,8 @@ def make_room_for_media(config: "VllmConfig") -> None:
     room = min(_MEDIUM_TOKENS_ON_CPU, config.model_config.max_model_len)
     scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, room)
     scheduler.max_num_encoder_input_tokens = max(scheduler.max_num_encoder_input_tokens, room)
+    if config.model_config.is_mm_prefix_lm:  # vLLM does so on GPUs alone
+        scheduler.disable_chunked_mm_input = True
 
 
 def too_large_medium(error: Exception) -> InvalidInput | None:
