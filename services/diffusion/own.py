@@ -25,6 +25,9 @@ class OwnPipeline(DiffusionPipeline):
     denoisers: ClassVar[tuple[str, ...]]
     settings: ClassVar[Mapping[str, tuple[Any, ...]]]
 
+    def wrote(self, text: str) -> None:
+        """Is called with all that has been written so far, before anything is made. Views for one call replace it."""
+
     @classmethod
     @abstractmethod
     def stored_dtype(cls, folder: Path) -> torch.dtype:

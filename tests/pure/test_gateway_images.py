@@ -48,7 +48,7 @@ def gateway(picture_gateway):
 
 async def test_what_the_model_wrote_before_is_in_the_answer_whole_and_streamed(gateway):
     thinks = {"quartet": {"dit": {"arguments": {"think": True}}}}
-    for extra, thoughts in ((thinks, DIT_THOUGHTS), ({}, None)):
+    for extra, thoughts in ((thinks, "".join(DIT_THOUGHTS)), ({}, None)):
         body = await gateway.openai.images.generate(**ASK, extra_body=extra)
         assert body.model_extra["quartet"].get("thoughts") == thoughts
         stream = await gateway.openai.images.generate(**ASK, stream=True, extra_body=extra)

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -16,7 +17,7 @@ from PIL import Image
 from cli.tiny import make_checkpoint
 from quartet.v1 import dit_pb2, media_pb2
 from services.common.errors import InvalidInput
-from services.dit.output import Done, Encoded, Failed, Preview
+from services.dit.output import Done, Encoded, Failed, Preview, Thoughts
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 from tests.stage.test_dit_encoder import collect, outputs, serving
@@ -102,9 +103,10 @@ def test_alone_and_among_others(dit: Bench, plain: Bagel) -> None:
 
 
 def thoughts_of(watched: Watched) -> str:
-    last = watched.events[-1]
-    assert isinstance(last, Done)
-    return last.thoughts
+    """All of them, of pieces that each begin with the one before."""
+    pieces = [event.text for event in watched.events if isinstance(event, Thoughts)]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(pieces))
+    return pieces[-1] if pieces else ""
 
 
 def edit(plain: Bagel, given: Any, seed: int, think: bool = False, **s: Any) -> torch.Tensor:
@@ -229,8 +231,10 @@ async def test_two_processes_make_what_one_makes(
             await encoding
     made = await outputs(again(responses))
     assert len(made) == 2
+    thoughts = [i for i, each in enumerate(responses) if each.HasField("thoughts")]
+    assert max(thoughts) < min(i for i, each in enumerate(responses) if each.HasField("progress"))
     assert (
-        responses[-1].summary.thoughts
+        "".join(responses[i].thoughts.text for i in thoughts)
         == plain.make([*given, "a red fox"], think=True, size=(64, 64), settings=THINKS)[0]
     )
     for mine, theirs in zip(made, whole, strict=True):

@@ -1,5 +1,6 @@
 """Texts, pictures and thoughts behind each other, as the published program reads them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ THINK_FIRST = (
 )
 """The published program's text before all else, for a model that thinks before it draws."""
 _START, _END = "<|im_start|>", "<|im_end|>"
+_NO_CHARACTER = "\ufffd"  # stands for bytes that are none, or not all of one
 
 
 @dataclass(frozen=True)
@@ -55,19 +57,25 @@ class Contexts:
         states, _ = self._reader(states, context.position + 1, pixels=pixels)
         return Context(states, context.position + 2)
 
-    def write(self, context: Context, max_tokens: int) -> str:
+    def write(self, context: Context, max_tokens: int, wrote: Callable[[str], None]) -> str:
         """What the model writes behind a context, greedily, up to the end of its turn.
 
         Args:
             max_tokens: most tokens, with the mark that begins the turn.
+            wrote: is called after each token with the text so far, but for a last character that is not whole.
         """
         ids, token = list[int](), self._start
         while token != self._end and len(ids) < max_tokens:
             ids.append(token)
             context, logits = self._ids(context, [token])
             token = int(logits.argmax())
-        written: str = self._tokenizer.decode(ids)
-        return written.split(_END)[0].split(_START)[1]
+            wrote(self._written(ids).rstrip(_NO_CHARACTER))
+        return self._written(ids)
+
+    def _written(self, ids: list[int]) -> str:
+        """The text of a turn, without its marks."""
+        text: str = self._tokenizer.decode(ids)
+        return text.split(_END)[0].split(_START)[1]
 
     def _ids(self, context: Context, ids: list[int]) -> tuple[Context, Tensor]:
         tensor = torch.tensor(ids, device=self._reader.device)

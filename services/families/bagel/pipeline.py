@@ -35,10 +35,9 @@ _Encoded = tuple[Tensor, int, int, int, Tensor | None, int, str]
 
 @dataclass
 class BagelOutput(BaseOutput):
-    """Pictures, as `output_type` says, and what was written before them."""
+    """Pictures, as `output_type` says."""
 
     images: Any
-    thoughts: str
 
 
 class BagelPipeline(OwnPipeline):
@@ -130,7 +129,7 @@ class BagelPipeline(OwnPipeline):
         whole = contexts.text(whole, prompt)
         if no_image is not None:
             no_image = contexts.text(no_image, prompt) if images else whole
-        thoughts = contexts.write(whole, max_think_tokens) if think else ""
+        thoughts = contexts.write(whole, max_think_tokens, self.wrote) if think else ""
         if think:
             whole = contexts.text(whole, thoughts)
         length, other = no_text.states.shape[1], no_image or whole
@@ -192,6 +191,7 @@ class BagelPipeline(OwnPipeline):
         require(max_think_tokens > 0, "arguments.max_think_tokens", "must be at least 1")
         width, height = self._size(images, width, height)
         encoded = self.encode_prompt(prompt, images, think, max_think_tokens)
+        self.wrote(encoded[-1])  # another output may have read it, or another process
         branches = self._branches(encoded)
         rows, columns = height // _PIXELS, width // _PIXELS
         sizes, device = self.transformer.sizes, self._execution_device
@@ -209,7 +209,7 @@ class BagelPipeline(OwnPipeline):
             scaled = found / self.vae.config.scaling_factor + self.vae.config.shift_factor
             found = self.vae.decode(scaled.to(self.transformer.dtype), return_dict=False)[0]
             found = self.image_processor.postprocess(found.float(), output_type=output_type)
-        return BagelOutput(images=found, thoughts=encoded[-1])
+        return BagelOutput(images=found)
 
     def _size(self, images: list[Image.Image], width: int | None, height: int | None) -> tuple[int, int]:
         """(width, height), in pixels."""
