@@ -17,7 +17,7 @@ from PIL import Image
 from cli.tiny import make_checkpoint
 from quartet.v1 import dit_pb2, media_pb2
 from services.common.errors import InvalidInput
-from services.dit.output import Done, Encoded, Failed, Preview, Thoughts
+from services.dit.output import Done, Encoded, Failed, Preview, Progress, Thoughts
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
 from tests.stage.test_dit_encoder import collect, outputs, serving, shared_memory
@@ -180,7 +180,7 @@ def test_a_conversation_before_the_prompt(dit: Bench, plain: Bagel) -> None:
     cases = [(TALK, ""), (TALK, thinks), (["a boat", "at sea"], ""), ([WIDE, "a hill", "blue"], ""), (TALK[2:], "")]
     orders = [dit.orders(*talk(given, arguments=further, **small))[0] for given, further in cases]
     more = [order(dit, "a red fox", **small), order(dit, "make it blue", [WIDE], **small)]
-    theirs = [
+    theirs: list[Any] = [
         edit(plain, given, 3, think=bool(further), max_tokens=8) if any(map(is_picture, given)) else None
         for given, further in cases
     ]
@@ -249,6 +249,19 @@ def test_a_context_is_a_field_and_no_further_argument(dit: Bench) -> None:
     with pytest.raises(InvalidInput) as caught:
         order(dit, "a", further={"context": ["a"]})
     assert caught.value.field == "arguments.context"
+
+
+def test_thoughts_come_as_they_are_written_without_half_a_character(dit: Bench, plain: Bagel) -> None:
+    further = {"think": True, "max_think_tokens": 40}
+    watched = dit.submit(order(dit, "a red fox", further=further, num_inference_steps=2, width=64, height=64))
+    dit.finish([watched])
+    whole = plain.make(["a red fox"], think=True, size=(64, 64), settings=Settings(points=2, max_tokens=40))[0]
+    *pieces, last = [event.text for event in watched.events if isinstance(event, Thoughts)]
+    assert last == whole
+    assert len(set(pieces)) > 5
+    assert all(whole.startswith(piece) and not piece.endswith("\ufffd") for piece in pieces)
+    kinds = [type(event) for event in watched.events]
+    assert kinds.index(Progress) > max(i for i, kind in enumerate(kinds) if kind is Thoughts)
 
 
 def test_previews(dit: Bench) -> None:
