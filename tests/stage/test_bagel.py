@@ -158,8 +158,10 @@ def test_no_dimension_of_the_other_checkpoint_is_taken_for_granted(tmp_path: Pat
     with bench(other, default_size=None) as dit:
         small: dict[str, Any] = {"width": 48, "height": 32, "num_inference_steps": 2, "seed": 1}
         mine = dit.make([order(dit, "a red fox", **small), order(dit, "blue", [HIGH], num_inference_steps=2, seed=2)])
+        (spoken,) = dit.make(dit.orders(*talk(TALK, num_inference_steps=2, seed=3)))
     torch.testing.assert_close(mine[0], wanted(plain, ["a red fox"], 1, 2, (32, 48)), atol=SHARED, rtol=0)
     torch.testing.assert_close(mine[1], wanted(plain, [HIGH, "blue"], 2, 2, **EDIT), atol=SHARED, rtol=0)
+    torch.testing.assert_close(spoken, wanted(plain, TALK, 3, 2, **EDIT), atol=ALONE, rtol=0)
 
 
 TALK = ["a red fox", WIDE, "make it blue", HIGH, "join them"]  # the last is the prompt
