@@ -11,8 +11,9 @@ from cli.doctor.judge import Finding, judge_turns, place
 from cli.doctor.machine import Machine
 from cli.gpu_plan import planned, sets_thinker_memory, thinker_misfit
 from cli.gpus import of_devices
+from cli.pipeline_sizes import read_pipeline
 from cli.plan import is_diffusion
-from cli.sizes import TooLittleMemory, pipeline_weights, read_sizes, stored_dtype
+from cli.sizes import TooLittleMemory, read_sizes, stored_dtype
 from services.registry import STAGES, family_of, read_config
 from services.sizes import weights_dtype
 from services.thinker.execution import has_amx, refused_on_cpu
@@ -63,7 +64,7 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
         settings = {kind: each for kind, each in settings.items() if kind == "dit"}
         thinker = None
         if settings and place(machine, settings["dit"].device)[0] == "cpu":
-            lines, findings = _host(machine, pipeline_weights(model))
+            lines, findings = _host(machine, read_pipeline(model, settings["dit"].dtype).weights)
     if thinker is not None and (for_cpus or place(machine, thinker.device)[0] == "cpu"):
         lines, findings = _host(machine, read_sizes(model).weights)
         findings = (*findings, *_refused_on_cpu(thinker, model))

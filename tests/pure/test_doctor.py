@@ -308,6 +308,6 @@ def test_a_diffusion_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert any(line.startswith("dit       0") for line in report.sizes)
     small = Accelerator("NVIDIA small", (8, 6), GIB)
     (said,) = problems(examine(machine(small), ["dit"], checkpoint))
-    assert said.startswith("1.0 GiB are 0.1 GiB too few: dit 1.1 GiB")
+    assert said.startswith("1.0 GiB are 0.2 GiB too few: dit 1.1 GiB")
     monkeypatch.setenv("QUARTET_DIT_ATTENTION_BACKEND", "flash")
     assert "dit: --attention-backend=flash needs a GPU" in problems(examine(Machine(packages=PACKAGES), ["dit"]))[0]
