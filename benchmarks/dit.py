@@ -18,17 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import diffusers as diffusers_library
 from rich.console import Console
 
+import cli
 from benchmarks.diffusion import video as dit_video
 from benchmarks.diffusion.report import Result, Row
 from benchmarks.diffusion.sides import Diffusers, Quartet
-from benchmarks.diffusion.work import Size, Turn, Wish, apart, size_for, wishes
+from benchmarks.diffusion.work import Size, Turn, Wish, apart, class_of, repeated, size_for, wishes
 from cli.tiny import FAMILIES, make_checkpoint
-from quartet.v1 import dit_pb2
+from quartet.v1 import dit_pb2, server_info_pb2
+from services.diffusion.families import family_of
 
-DEFAULT_FAMILIES = ("sd3", "flux", "flux2-klein", "qwen-image", "z-image", "wan", "stable-audio")
+DEFAULT_FAMILIES = ("sd3", "flux", "flux2-klein", "qwen-image", "z-image", "wan", "stable-audio", "cosmos3", "bagel")
 TAKES_PICTURES = ("qwen-image-edit", "wan-i2v")
+KNOWN = tuple(family for family in (*FAMILIES, "cosmos3", "bagel") if family not in TAKES_PICTURES)
+PICTURE = Path(cli.__file__).parent / "assets" / "shapes.png"
+KEPT_MIB = 64  # the stage's default
 # Of requests to checkpoints that are made here, where the command line says nothing.
 TINY = {"width_height": (64, 64), "steps": 8, "frames": 5, "audio_s": 0.2}
 SETTLE_S = 0.5  # so that neither side's last step runs into the other's turn
@@ -76,6 +82,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="NAME:SETTING=VALUE,...",
         help="a dit stage of its own, beside the others; its outputs need not be exact; may be repeated",
     )
+    parser.add_argument(
+        "--repeated",
+        action="store_true",
+        help="all requests have one prompt, and edit one picture where the model can; a stage that keeps encodings is "
+        "beside one that makes them anew, in place of --variant",
+    )
     parser.add_argument("--most-apart", type=int, help="steps of 8 bit (1), of PCM16 (2), that outputs may differ by")
     parser.add_argument("--no-video", action="store_true", help="leave out the picture during a video")
     parser.add_argument("--video-frames", type=int, default=17, help="of that video (17)")
@@ -90,14 +102,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--video-steps: must be over {dit_video.SENT_AFTER_STEP}")
     options.families = options.families.split(",")
     for family in options.families:
-        if family not in FAMILIES or family in TAKES_PICTURES:
-            known = ", ".join(family for family in FAMILIES if family not in TAKES_PICTURES)
-            parser.error(f"--families: there is no '{family}'; take of {known}")
+        if family not in KNOWN:
+            parser.error(f"--families: there is no '{family}'; take of {', '.join(KNOWN)}")
     try:
         options.width_height = options.size and pixels("--size", options.size)
         options.video_width_height = pixels("--video-size", options.video_size)
         every = [flag("--dit-flag", each) for each in options.dit_flag]
-        options.variants = [variant(each, every) for each in options.variant] or [Variant("", encoding(every))]
+        if options.repeated and options.variant:
+            raise ValueError("--repeated: has variants of its own; leave out --variant")
+        given = [f"kept:encoding_cache_mib={KEPT_MIB}", "anew:"] if options.repeated else options.variant
+        options.variants = [variant(each, every) for each in given] or [Variant("", encoding(every))]
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -156,9 +170,13 @@ def compare(
     title: str, asked: Sequence[Wish], stages: Sequence[Quartet], diffusers: Diffusers, options: argparse.Namespace
 ) -> Result:
     """Runs all sides under both loads. Ends the program if Quartet's outputs differ, unless variants were requested."""
-    count = len(asked)
-    rows = [Row("diffusers, one after another", False), Row(f"diffusers, one call for {count}", False)]
-    runs: list[Callable[[], Turn]] = [lambda: diffusers.run(asked, False), lambda: diffusers.run(asked, True)]
+    count, info = len(asked), stages[0].info.dit
+    peer = "diffusers" if hasattr(diffusers_library, info.pipeline) else info.pipeline
+    rows = [Row(f"{peer}, one after another", False)]
+    runs: list[Callable[[], Turn]] = [lambda: diffusers.run(asked, False)]
+    if info.batched and peer == "diffusers":  # else the class takes one prompt
+        rows.append(Row(f"{peer}, one call for {count}", False))
+        runs.append(lambda: diffusers.run(asked, True))
     for stage in stages:
         rows += [Row(f"{stage.name}, one after another", True), Row(f"{stage.name}, {count} at once", True)]
         runs += [lambda stage=stage: stage.run(asked, False), lambda stage=stage: stage.run(asked, True)]
@@ -204,6 +222,11 @@ def video_wish(stage: Quartet, options: argparse.Namespace) -> Wish | None:
     return wishes(1, size_for(info, **asked, guidance=options.guidance), options.seed)[0]
 
 
+def edits(info: server_info_pb2.DitInfo) -> bool:
+    """Whether the class that makes pictures of texts also changes pictures."""
+    return dit_pb2.DIT_TASK_IMAGE_EDIT in info.tasks and not family_of(class_of(info.pipeline)).edit
+
+
 def measure(title: str, model: Path, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """One checkpoint: measures, prints, returns all figures."""
     own = {} if options.model else TINY
@@ -212,8 +235,12 @@ def measure(title: str, model: Path, options: argparse.Namespace, scratch: Path)
     with started(model, options, scratch) as (stages, diffusers):
         info = stages[0].info
         size = size_for(info.dit, **asked)
-        result = compare(title, wishes(options.requests, size, options.seed), stages, diffusers, options)
-        console.print(f"[bold]{title}[/bold]: {info.dit.pipeline}, {info.dtype} on {info.device}, {size}")
+        asked_for = wishes(options.requests, size, options.seed)
+        if options.repeated:
+            asked_for = repeated(asked_for, PICTURE.read_bytes() if edits(info.dit) else None)
+        result = compare(title, asked_for, stages, diffusers, options)
+        what = ", one prompt" * options.repeated + ", edits of one picture" * bool(asked_for[0].picture)
+        console.print(f"[bold]{title}[/bold]: {info.dit.pipeline}, {info.dtype} on {info.device}, {size}{what}")
         console.print(result.table(most_apart(options, size)))
         report = result.to_json() | {"pipeline": info.dit.pipeline, "device": info.device, "size": str(size)}
         if video := video_wish(stages[0], options):

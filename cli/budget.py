@@ -69,6 +69,21 @@ class Gpus:
 
 
 @dataclass(frozen=True)
+class Need:
+    """Bytes that a stage takes, whatever else is there. `note` says what its requests' are."""
+
+    weights: int
+    working: int
+    requests: int
+    note: str
+
+    @classmethod
+    def whole(cls, size: int) -> "Need":
+        """Of a stage of which no more is known."""
+        return cls(0, 0, size, "weights and working together")
+
+
+@dataclass(frozen=True)
 class Demand:
     """What the system must serve.
 
@@ -78,7 +93,8 @@ class Demand:
         talker_positions: longest prompt plus frames of an answer.
         decoder_streams: of code2wav; None: `streams`.
         kv_cache_bytes: of the thinker; None: what the others leave.
-        fixed: bytes of stages that take what they need, whatever else is there: dit, encoder, asr.
+        fixed: of stages that take what they need: dit, encoder, asr.
+        dit_outputs: that a dit denoises at a time, where its memory depends on them.
         asr_kv_cache_bytes, asr_context_tokens: of the thinker that only writes down speech, in its `fixed`.
         dit_gpus: that the dit's ranks are on, the first ones.
         max_loras, max_lora_rank, adapted: adapters of a step of the thinker, their highest rank, and vLLM's names of
@@ -90,7 +106,8 @@ class Demand:
     talker_positions: int = 8192
     decoder_streams: int | None = None
     kv_cache_bytes: int | None = None
-    fixed: Mapping[str, int] = field(default_factory=dict)
+    fixed: Mapping[str, Need] = field(default_factory=dict)
+    dit_outputs: int | None = None
     asr_kv_cache_bytes: int = 0
     asr_context_tokens: int = 0
     dit_gpus: int = 1
@@ -171,10 +188,13 @@ def share_out(sizes: Sizes, gpus: Gpus, demand: Demand, layout: Layout = Layout(
     if "code2wav" in sizes.weights:
         settings["CODE2WAV_MAX_RUNNING_REQUESTS"] = str(demand.decoded_streams)
     if "asr" in demand.fixed:
-        share = (demand.fixed["asr"] - CONTEXT_BYTES) / gpus.memory[layout.others["asr"][0]]
+        asr = next(share for share in others if share.stage == "asr")
+        share = (asr.total - CONTEXT_BYTES) / gpus.memory[layout.others["asr"][0]]
         settings["ASR_GPU_MEMORY_UTILIZATION"] = f"{math.ceil(share * 1000) / 1000:.3f}"
         settings["ASR_KV_CACHE_BYTES"] = str(demand.asr_kv_cache_bytes)
         settings["ASR_MAX_CONTEXT_TOKENS"] = str(demand.asr_context_tokens)
+    if demand.dit_outputs is not None:
+        settings["DIT_MAX_RUNNING_OUTPUTS"] = str(demand.dit_outputs)
     if "thinker" not in sizes.weights:
         return Budget(gpus, layout, others, 0, settings)
     tightest = min(layout.thinker, key=lambda gpu: left[gpu])
@@ -242,8 +262,8 @@ def scaled(size: int, weights: int, large: int) -> int:
 def other_shares(sizes: Sizes, demand: Demand, layout: Layout) -> tuple[Share, ...]:
     """Of all stages but the thinker."""
     shares = [_SHARES[stage](sizes, demand, layout.others[stage]) for stage in _SHARES if stage in sizes.weights]
-    for stage, size in demand.fixed.items():
-        shares.append(Share(stage, layout.others[stage], 0, 0, size, "weights and working together"))
+    for stage, need in demand.fixed.items():
+        shares.append(Share(stage, layout.others[stage], need.weights, need.working, need.requests, need.note))
     return tuple(shares)
 
 

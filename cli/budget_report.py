@@ -1,9 +1,9 @@
 """A budget as a table, as settings of a .env file, as flags of `quartet up`; what fits on which GPUs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cli.budget import GIB, MIB, Budget, Demand, Gpus
-from cli.layouts import best
+from cli.layouts import best_of
 from cli.sizes import BudgetError
 from services.sizes import Sizes
 
@@ -23,7 +23,10 @@ def lines(budget: Budget) -> Iterator[str]:
     yield ""
     yield "# for .env"
     if budget.layout.used == [0]:
-        yield from (f"{name}={value}" for name, value in budget.settings.items())
+        # .env.example has no short name for a setting of the dit
+        yield from (
+            f"{'QUARTET_' if name.startswith('DIT_') else ''}{name}={value}" for name, value in budget.settings.items()
+        )
     else:
         for stage, settings in settings_by_stage(budget).items():
             yield from (f"QUARTET_{stage}_{name}".upper() + f"={value}" for name, value in settings.items())
@@ -74,18 +77,19 @@ def flag(setting: str, value: str) -> str:
     return f"--{setting.replace('_', '-')}={value}"
 
 
-def table(sizes: Sizes, demand: Demand) -> Iterator[str]:
-    """Yields the table of docs/gpus.md: layouts, and the thinker's KV caches in thousands of tokens."""
+def table(sizes: Sizes, loads: Sequence[Demand]) -> Iterator[str]:
+    """Yields the table of docs/gpus.md: layouts, and the thinker's KV caches in thousands of tokens, of the
+    first of these loads that fits."""
     yield "| GPUs | " + " | ".join(str(gpus) for gpus in range(1, MOST_GPUS + 1)) + " |"
     yield "|---" * (MOST_GPUS + 1) + "|"
     for name, memory_mib in GPUS.items():
-        cells = [_cell(sizes, memory_mib * MIB, gpus, demand) for gpus in range(1, MOST_GPUS + 1)]
+        cells = [_cell(sizes, memory_mib * MIB, gpus, loads) for gpus in range(1, MOST_GPUS + 1)]
         yield f"| {name} | " + " | ".join(cells) + " |"
 
 
-def _cell(sizes: Sizes, gpu_bytes: int, gpus: int, demand: Demand) -> str:
+def _cell(sizes: Sizes, gpu_bytes: int, gpus: int, loads: Sequence[Demand]) -> str:
     try:
-        budget = best(sizes, Gpus.alike(gpu_bytes, gpus), demand)
+        budget = best_of(sizes, Gpus.alike(gpu_bytes, gpus), loads)
     except BudgetError:
         return "-"
     return f"{budget.layout}: {budget.context_tokens // 1000}" if budget.context_tokens else f"{budget.layout}"

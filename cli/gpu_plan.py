@@ -5,23 +5,33 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
-from cli.budget import CONTEXT_BYTES, GIB, MIB, THINKER_LARGE_BYTES, THINKER_STEP_BYTES, Budget, Demand, Gpus, scaled
+from cli.budget import (
+    CONTEXT_BYTES,
+    MIB,
+    THINKER_LARGE_BYTES,
+    THINKER_STEP_BYTES,
+    Budget,
+    Demand,
+    Gpus,
+    Need,
+    scaled,
+)
 from cli.budget_report import GPUS, MOST_GPUS, flag, settings_by_stage, share_lines
 from cli.check import check, stage_settings
+from cli.dit_memory import FEWER_OUTPUTS, encoder_need, fewer_outputs, with_outputs
 from cli.gpus import gpus
-from cli.layouts import LayoutError, best
+from cli.layouts import LayoutError, best, best_of
+from cli.pipeline_sizes import read_pipeline
 from cli.plan import ASR, DIFFUSION, LaunchError, LaunchOptions, PlannedStage, stages_to_start
-from cli.sizes import BudgetError, TooLittleMemory, pipeline_weights, read_sizes
+from cli.sizes import BudgetError, TooLittleMemory, read_sizes
 from services.registry import EMBEDDER, STAGES
-from services.sizes import Sizes
+from services.sizes import PipelineSizes, Sizes
 from services.thinker.cpu import vllm_is_for_cpus
 from services.thinker.lora_targets import adapted_layers
 
-DIT_STEP_BYTES = 3 * GIB  # activations of an image of 1024 x 1024 pixels, and of its decoding
-ENCODER_STEP_BYTES = GIB
-DIFFUSION_LARGE_BYTES = 2 * GIB  # pipelines with less take less for a step, down to a tenth
 ASR_SOUNDS = 8  # written down at a time
 ASR_SOUND_TOKENS = (2048, 4096)  # of a sound and its words: Whisper's 1,500 and 448; those of other models, at most
+DIT_OUTPUTS = "8"  # DitSettings' default
 _ANY_GPU = ("auto", "cuda")
 THINKER_MEMORY = ("gpu_memory_utilization", "kv_cache_bytes")
 # Smaller and smaller loads to suggest, if one does not fit: (streams, talker positions, context tokens).
@@ -110,12 +120,17 @@ def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -
     on_gpus = {part: each for part, each in settings.items() if each.device != "cpu" and part not in elsewhere}
     if not on_gpus:
         return None
-    demand, sizes, pinned = _demand(on_gpus), _sizes(on_gpus), _pinned(on_gpus, len(there.memory))
-    ranks = _set(settings.get("thinker"), "tensor_parallel_size")
+    pipelines = {kind: read_pipeline(on_gpus[kind].model, on_gpus[kind].dtype) for kind in DIFFUSION & on_gpus.keys()}
+    demand, sizes = _demand(on_gpus, pipelines), _sizes(on_gpus)
+    pinned, ranks = _pinned(on_gpus, len(there.memory)), _set(settings.get("thinker"), "tensor_parallel_size")
+    loads = [demand]
+    if "dit" in pipelines and _set(settings["dit"], "max_running_outputs") is None:
+        loads = fewer_outputs(demand, pipelines["dit"], settings["dit"])
     try:
-        budget = best(sizes, there, demand, ranks, pinned)
+        budget = best_of(sizes, there, loads, ranks, pinned)
     except TooLittleMemory as error:
-        remedies = _remedies(sizes, there, demand, ranks, pinned, settings)
+        demand = loads[-1]
+        remedies = _remedies(sizes, there, demand, ranks, pinned, settings, pipelines)
         raise TooLittleMemory(error.lack, next(remedies, "take a smaller model"), error.short_bytes) from None
     flags = {part: list(_flags(budget, part, each, demand)) for part, each in on_gpus.items()}
     return Plan(budget, flags)
@@ -142,45 +157,22 @@ def thinker_misfit(budget: Budget, thinker: Any) -> str | None:
     return None
 
 
-def dit_bytes(weights: Mapping[str, int], settings: Any) -> int:
-    """What a dit with these models takes of each of its GPUs."""
-    share = {"none": 1.0, "bitsandbytes-4bit": 0.3}.get(settings.quantization, 0.55)  # of the transformer's
-    here = {
-        name: int(size * share) if name.startswith("transformer") else size
-        for name, size in weights.items()
-        if settings.encoders == "own" or not _is_encoder(name)
-    }
-    resident = {"none": sum(here.values()), "model": max(here.values(), default=0)}.get(settings.offload, 0)
-    return resident + CONTEXT_BYTES + scaled(DIT_STEP_BYTES, sum(here.values()), DIFFUSION_LARGE_BYTES)
-
-
-def _encoder_bytes(weights: Mapping[str, int]) -> int:
-    # a checkpoint whose encoder is not apart is read whole
-    here = {name: size for name, size in weights.items() if _is_encoder(name)} or weights
-    resident = sum(here.values())
-    return resident + CONTEXT_BYTES + scaled(ENCODER_STEP_BYTES, resident, DIFFUSION_LARGE_BYTES)
-
-
-def _is_encoder(name: str) -> bool:
-    return "encoder" in name  # text_encoder_2, vision_language_encoder
-
-
-def _demand(settings: Mapping[str, Any]) -> Demand:
+def _demand(settings: Mapping[str, Any], pipelines: Mapping[str, PipelineSizes]) -> Demand:
     """The load that stages on GPUs are set for; Demand's own where nothing is. Raises BudgetError."""
     thinker, talker, default = settings.get("thinker"), settings.get("talker"), Demand()
-    weights = {kind: pipeline_weights(settings[kind].model) for kind in sorted(DIFFUSION & settings.keys())}
-    sizes = {kind: _encoder_bytes(each) for kind, each in weights.items() if kind == "encoder"}
-    sizes |= {kind: dit_bytes(each, settings[kind]) for kind, each in weights.items() if kind == "dit"}
+    encoders = {"encoder": encoder_need(pipelines["encoder"], settings["encoder"])} if "encoder" in pipelines else {}
     demand = Demand(
         _set(talker, "max_running_requests") or default.streams,
         _set(thinker, "max_context_tokens") or default.context_tokens,
         _set(talker, "max_context_positions") or default.talker_positions,
         decoder_streams=_set(settings.get("code2wav"), "max_running_requests"),
         kv_cache_bytes=_set(thinker, "kv_cache_bytes"),
-        fixed=sizes,
+        fixed=encoders,
         dit_gpus=settings["dit"].parallel_devices if "dit" in settings else 1,
         **_adapters(thinker),
     )
+    if "dit" in pipelines:
+        demand = with_outputs(demand, pipelines["dit"], settings["dit"], None)
     if (asr := settings.get(ASR)) is None:
         return demand
     return with_asr(demand, asr.model, _set(asr, "max_context_tokens"), _set(asr, "kv_cache_bytes"))
@@ -200,8 +192,9 @@ def with_asr(
     context = context_tokens or min(sizes.max_context_tokens or most, most)
     cache = kv_cache_bytes or ASR_SOUNDS * max(least, context) * sizes.kv_per_token
     weights = sizes.weights["thinker"]
-    taken = weights + scaled(THINKER_STEP_BYTES, weights, THINKER_LARGE_BYTES) + CONTEXT_BYTES + cache
-    fixed = {**demand.fixed, ASR: taken}
+    working = scaled(THINKER_STEP_BYTES, weights, THINKER_LARGE_BYTES) + CONTEXT_BYTES
+    need = Need(weights, working, cache, f"KV cache of {cache // sizes.kv_per_token} tokens")
+    fixed = {**demand.fixed, ASR: need}
     return replace(demand, fixed=fixed, asr_kv_cache_bytes=cache, asr_context_tokens=context)
 
 
@@ -254,6 +247,7 @@ def _remedies(
     ranks: int | None,
     pinned: Mapping[str, int],
     settings: Mapping[str, Any],
+    pipelines: Mapping[str, PipelineSizes],
 ) -> Iterator[str]:
     """What would fit, the smallest change first."""
     idle = Gpus(there.memory, (0,) * len(there.memory))
@@ -263,10 +257,15 @@ def _remedies(
         yield "it fits without --device"
     if ranks is not None and _fits(sizes, there, demand):
         yield "it fits without --tensor-parallel-size"
-    if "dit" in settings and settings["dit"].offload == "none":
-        offloading = settings["dit"].model_copy(update={"offload": "model"})
-        moved = dit_bytes(pipeline_weights(offloading.model), offloading)
-        if _fits(sizes, there, replace(demand, fixed={**demand.fixed, "dit": moved}), ranks, pinned):
+    if "dit" in pipelines:
+        dit = settings["dit"]
+        for count in FEWER_OUTPUTS if demand.dit_outputs is not None else ():
+            fewer = with_outputs(demand, pipelines["dit"], dit, count)
+            if count < dit.max_running_outputs and _fits(sizes, there, fewer, ranks, pinned):
+                yield f"this fits: --dit-arg=--max-running-outputs={count}"
+        offloading = dit.model_copy(update={"offload": "model"})
+        moved = with_outputs(demand, pipelines["dit"], offloading, demand.dit_outputs)
+        if dit.offload == "none" and _fits(sizes, there, moved, ranks, pinned):
             yield "this fits: --dit-arg=--offload=model"
     if demand.max_loras > 1 and _fits(sizes, there, replace(demand, max_loras=1), ranks, pinned):
         yield "this fits: --thinker-arg=--max-loras=1"
@@ -314,7 +313,7 @@ def _flags(budget: Budget, part: str, settings: Any, demand: Demand) -> Iterator
         left_out |= {"kv_cache_bytes", "max_context_tokens"}  # vLLM finds out what that leaves
     elif demand.kv_cache_bytes is not None and budget.context_tokens < demand.context_tokens:
         left_out.add("max_context_tokens")
-    defaults = {"device": "cuda:0", "tensor_parallel_size": "1"}
+    defaults = {"device": "cuda:0", "tensor_parallel_size": "1", "max_running_outputs": DIT_OUTPUTS}
     for name, value in settings_by_stage(budget).get(part, {}).items():
         if name not in left_out and defaults.get(name) != value:
             yield flag(name, value)

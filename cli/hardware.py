@@ -52,7 +52,11 @@ def budget(
     streams: Annotated[int, typer.Option(min=1, help="spoken answers at a time")] = 8,
     context_tokens: Annotated[int, typer.Option(min=2, help="longest prompt plus output of a request")] = 32_768,
     talker_positions: Annotated[int, typer.Option(min=16, help="longest prompt plus frames of a spoken answer")] = 8192,
-    dit_gib: Annotated[float, typer.Option(min=0, help="memory to leave for a dit")] = 0,
+    dit_model: Annotated[str | None, typer.Option(help="directory or hub id of a dit, perhaps --model's own")] = None,
+    dit_outputs: Annotated[
+        int | None, typer.Option(min=1, help="the dit's --max-running-outputs; default: as many of 8 as fit")
+    ] = None,
+    dit_gib: Annotated[float, typer.Option(min=0, help="memory to leave for another dit")] = 0,
     loras: Annotated[int, typer.Option(min=0, help="the thinker's --max-loras, if it takes adapters")] = 0,
     lora_rank: Annotated[int, typer.Option(min=1, help="the thinker's --max-lora-rank")] = 16,
     lora_experts: Annotated[bool, typer.Option("--lora-experts", help="adapters may change experts")] = False,
@@ -61,37 +65,43 @@ def budget(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
 ) -> None:
-    """Say how thinker, talker and code2wav share GPUs, as settings, or why they cannot."""
-    from cli.budget import GIB, Demand, Gpus
+    """Say how thinker, talker, code2wav and dit share GPUs, as settings, or why they cannot."""
+    from cli.budget import GIB, Demand, Gpus, Need
     from cli.budget_report import lines
     from cli.budget_report import table as gpu_table
+    from cli.dit_memory import dit_loads
     from cli.gpu_plan import with_asr
-    from cli.layouts import best
+    from cli.layouts import best_of
     from cli.plan import SPEECH
     from cli.sizes import published_sizes, read_sizes
+    from services.sizes import Sizes
     from services.thinker.lora_targets import EXPERTS, LINEAR
 
-    if not table and (model is None or gpu_memory_gib is None):
-        raise typer.BadParameter("needed, but with --table", param_hint="--model, --gpu-memory-gib")
+    if not table and ((model is None and dit_model is None) or gpu_memory_gib is None):
+        raise typer.BadParameter("needed, but with --table", param_hint="--model or --dit-model, --gpu-memory-gib")
+    if dit_model and dit_gib:
+        raise typer.BadParameter("the dit is counted by --dit-model; leave it out", param_hint="--dit-gib")
     model = at_revision(model, revision)
     demand = Demand(
         streams,
         context_tokens,
         talker_positions,
-        fixed={"dit": int(dit_gib * GIB)} if dit_gib else {},
+        fixed={"dit": Need.whole(int(dit_gib * GIB))} if dit_gib else {},
         max_loras=loras,
         max_lora_rank=lora_rank,
         adapted=(*LINEAR, *(EXPERTS if lora_experts else ())),
     )
     if asr_model:
         demand = with_asr(demand, asr_model)
-    sizes = read_sizes(model) if model else published_sizes()
+    loads = dit_loads(demand, dit_model, dit_outputs) if dit_model else [demand]
+    sizes = read_sizes(model) if model else Sizes({}) if dit_model else published_sizes()
     if talker_model:
         sizes = sizes.of(["thinker"]).with_voice(read_sizes(talker_model).of(SPEECH))
     if table or gpu_memory_gib is None:
-        shown = gpu_table(sizes, demand)
+        shown = gpu_table(sizes, loads)
     else:
-        shared = best(sizes, Gpus.alike(int(gpu_memory_gib * GIB), gpus), demand, tensor_parallel_size)
+        there = Gpus.alike(int(gpu_memory_gib * GIB), gpus)
+        shared = best_of(sizes, there, loads, tensor_parallel_size)
         shown = [json.dumps(asdict(shared), indent=2, default=list)] if as_json else lines(shared)
     for line in shown:
         typer.echo(line)

@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -38,6 +39,33 @@ def file_sizes(model: str) -> dict[str, int]:
     name, revision = parted(model)
     files = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=10).siblings or []
     return {file.rfilename: file.size or 0 for file in files}
+
+
+@cache
+def tensors(model: str, file: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """(dtype, shape) of each tensor of a safetensors file of a repository, by name; asked for once a process. Raises
+    whatever the hub's client raises."""
+    from huggingface_hub import parse_safetensors_file_metadata
+
+    name, revision = parted(model)
+    stored = parse_safetensors_file_metadata(name, file, revision=revision).tensors
+    return {tensor: (entry.dtype, tuple(entry.shape)) for tensor, entry in stored.items()}
+
+
+def tensor_files(model: str) -> list[Any]:
+    """What safetensors files of a repository have in them: those that its index names, or all at its top if it has
+    none. Raises whatever the hub's client raises."""
+    from huggingface_hub import get_safetensors_metadata, parse_safetensors_file_metadata
+    from huggingface_hub.errors import NotASafetensorsRepoError
+
+    name, revision = parted(model)
+    try:
+        return list(get_safetensors_metadata(name, revision=revision).files_metadata.values())
+    except NotASafetensorsRepoError:
+        files = [file for file in file_sizes(model) if file.endswith(".safetensors") and "/" not in file]
+        if not files:
+            raise
+        return [parse_safetensors_file_metadata(name, file, revision=revision) for file in files]
 
 
 @cache

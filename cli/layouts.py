@@ -86,3 +86,20 @@ def best(
             f"most the {len(gpus.memory)} GPUs that there are, and 1 with a --device of the thinker"
         )
     raise min(errors, key=lambda error: error.short_bytes)
+
+
+def best_of(
+    sizes: Sizes,
+    gpus: Gpus,
+    loads: Sequence[Demand],
+    ranks: int | None = None,
+    pinned: Mapping[str, int] | None = None,
+) -> Budget:
+    """As `best`, of the first of these loads that fits; of the last if none does."""
+    *others, last = loads
+    for demand in others:
+        try:
+            return best(sizes, gpus, demand, ranks, pinned)
+        except TooLittleMemory:
+            continue
+    return best(sizes, gpus, last, ranks, pinned)

@@ -1,7 +1,6 @@
 """Reads a checkpoint's memory needs from its config and the headers of its weights."""
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,12 @@ from typing import Any
 from cli import hub
 from cli.terminal import CommandError
 from services.common.engine.hub_faults import hub_fault
-from services.common.revisions import parted
 from services.demo_models import resolve
 from services.registry import ConfigSection, families, family_of, read_config
 from services.sizes import Sizes
 
 _STORED = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _LENGTH_BYTES = 8  # of a safetensors file's header, which is JSON: little endian, at the file's start
-_VARIANT = ".fp16."  # in names of a pipeline's files that some repositories have besides
 _LFS_POINTER = b"version "
 
 
@@ -68,25 +65,6 @@ def tensor_bytes(folder: Path) -> Iterator[tuple[str, int]]:
             yield str(inner / name), end - begin
 
 
-def pipeline_weights(model: str) -> dict[str, int]:
-    """Bytes of each model of a dit's checkpoint, by its folder, or of each file if it has no folders. Raises
-    BudgetError."""
-    folder = Path(resolve(model))
-    try:
-        if not folder.is_dir():
-            return _hub_folders(model)
-        parts = {path.name: path for path in sorted(folder.iterdir()) if any(path.glob("*.safetensors"))}
-        sizes = {name: sum(file.stat().st_size for file in _whole(path)) for name, path in parts.items()}
-        return sizes or {file.stem: file.stat().st_size for file in _whole(folder)}
-    except (OSError, ValueError) as error:
-        raise BudgetError(f"{model}: {error}") from None
-
-
-def _whole(folder: Path) -> Iterator[Path]:
-    """Files of a model's weights, without those of a variant."""
-    return (file for file in folder.glob("*.safetensors") if _VARIANT not in file.name)
-
-
 def stored_dtype(folder: Path) -> str:
     """Dtype of the first weight of the largest file, e.g. "bfloat16"; "float32" without one."""
     for path in sorted(folder.glob("*.safetensors"), key=lambda path: (-path.stat().st_size, path)):
@@ -124,15 +102,14 @@ def _hub(model: str) -> tuple[ConfigSection, Iterable[tuple[str, int]]]:
     Raises:
         ValueError: the hub does not say.
     """
-    from huggingface_hub import constants, get_safetensors_metadata
+    from huggingface_hub import constants
 
     try:
         folder = hub.fetched(model, "config.json").parent
         config = read_config(folder)
         if constants.HF_HUB_OFFLINE or _is_whole(folder) or not hub.is_reached():
             return config, tensor_bytes(folder)
-        name, revision = parted(model)
-        files = get_safetensors_metadata(name, revision=revision).files_metadata.values()
+        files = hub.tensor_files(model)
     except Exception as error:  # the hub's client and its HTTP library have no other class in common
         raise ValueError(hub_fault(error)) from None
     stored = (tensor for file in files for tensor in file.tensors.items())
@@ -145,26 +122,3 @@ def _is_whole(folder: Path) -> bool:
     if not index.is_file():
         return (folder / "model.safetensors").is_file()
     return all((folder / file).is_file() for file in set(json.loads(index.read_text())["weight_map"].values()))
-
-
-def _hub_folders(model: str) -> dict[str, int]:
-    """Sizes of the safetensors files in each folder of a repository, or of each if there are no folders. Raises
-    ValueError."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE or not hub.is_reached():
-        raise ValueError("the hub, which knows its size, is out of reach")
-    try:
-        files = hub.file_sizes(model)
-    except Exception as error:
-        raise ValueError(hub_fault(error)) from None
-    sizes: Counter[str] = Counter()
-    alone: dict[str, int] = {}
-    for file, size in files.items():
-        folder, _, name = file.rpartition("/")
-        if name.endswith(".safetensors") and _VARIANT not in name:
-            if folder:
-                sizes[folder] += size
-            else:
-                alone[Path(name).stem] = size
-    return dict(sizes) or alone

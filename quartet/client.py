@@ -1,6 +1,8 @@
 """Sends prompts through the stages, without HTTP."""
 
 import asyncio
+import base64
+import io
 import logging
 import time
 import uuid
@@ -15,7 +17,8 @@ from cli.plan import Tls
 from gateway.answers.chat_dialog import needs_dialog, run_dialog
 from gateway.answers.diffusion import ImageRequest
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageChat, ImageGeneration, InputImages, to_generation
+from gateway.answers.image_chat import ImageChat, answers_with_images
+from gateway.answers.images import ImageGeneration, InputImages, to_generation
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest
@@ -28,7 +31,7 @@ from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from gateway.validation import validated
-from quartet.answers import Answer, AnswerBuilder, Event
+from quartet.answers import Answer, AnswerBuilder, Event, ImageDelta, TextDelta
 from quartet.errors import Error, StartError, as_errors, as_start_errors, refused
 from quartet.media import Media, OwnFiles
 from quartet.messages import PromptOptions, members
@@ -191,8 +194,11 @@ class Client:
             for (_, _, member), url in zip(files, urls, strict=True):
                 member["url"] = url
             request = self._validated(given)
-            if self._makes_images:
-                yield await self._image_answer(request, request_id, deadline)
+            image = self._gateway.pipeline.output("image")
+            if image is not None and answers_with_images(self._gateway, image, request):
+                async with aclosing(self._image_events(request, image, request_id, deadline)) as events:
+                    async for event in events:
+                        yield event
                 return
             builder = AnswerBuilder(0, "", 0, rate_hz=self._rate_hz)
             if needs_dialog(self._gateway, request):  # each turn reads the files again
@@ -215,13 +221,32 @@ class Client:
         code2wav = self._gateway.pipeline.info("code2wav")
         return code2wav.sample_rate_hz if code2wav is not None else 0
 
-    async def _image_answer(self, request: ChatCompletionRequest, request_id: str, deadline: float) -> Answer:
-        stage = self._image_stage()
+    async def _image_events(
+        self, request: ChatCompletionRequest, stage: Stage, request_id: str, deadline: float
+    ) -> AsyncGenerator[Event, None]:
+        """Of an answer of images, with what was written before them. Raises Error."""
+        made: dict[int, tuple[Image.Image, dict[str, Any]]] = {}
         with as_errors():
             request.model = self._gateway.catalog.model_of(stage) or ""
-            generation = await ImageChat(self._gateway, request, stage, None).generation(_meter(request_id, deadline))
-            images = await _to_pillow(generation)
-            return Answer(images=images, finish_reason="stop", timings=generation.quartet()["timings"])
+            chat = ImageChat(self._gateway, request, stage, None)
+            generation = await chat.generation(_meter(request_id, deadline))
+            async with aclosing(chat.parts(generation)) as parts:
+                async for part in parts:
+                    if isinstance(part, str):
+                        yield TextDelta("", [], part)
+                        continue
+                    index, sent = part
+                    image = await asyncio.to_thread(_opened, sent["image_url"]["url"])
+                    made[index] = image, sent
+                    yield ImageDelta(image, None)
+        images, sent_parts = zip(*(made[i] for i in sorted(made)), strict=True)
+        yield Answer(
+            images=list(images),
+            reasoning=generation.thoughts,
+            finish_reason="stop",
+            timings=generation.quartet()["timings"],
+            _image_parts=list(sent_parts),
+        )
 
     async def images(
         self, prompt: str, images: Sequence[Any], mask: Any, controls: Sequence[Any], options: dict[str, Any]
@@ -270,6 +295,11 @@ def _meter(request_id: str, deadline: float) -> Meter:
 async def _image_file(image: Any, name: str) -> MediaFile:
     part = image if isinstance(image, Media) else Media("image", image)
     return MediaFile(name, "image", part.url or "", b"" if part.url else await asyncio.to_thread(part.file, name))
+
+
+def _opened(url: str) -> Image.Image:
+    """Of a data URL."""
+    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
 
 
 async def _to_pillow(generation: ImageGeneration) -> list[Image.Image]:

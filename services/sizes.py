@@ -51,6 +51,56 @@ class Sizes:
         return replace(self, weights=weights, text_table=table, talker_kv_per_position=kv)
 
 
+@dataclass(frozen=True)
+class ContextSizes:
+    """Keys and values of what a request says, where each denoising step looks at them; in bytes, save the counts.
+
+    Attributes:
+        per_token: of a token, all layers and heads.
+        tokens: of the longest context that is counted for an output; `what` says which that is.
+        branches: of guidance, each with a context of an output.
+        of_layer: of a token in one layer, with the heads of keys repeated for those of queries, as attention under a
+            mask takes them.
+        denoised_tokens: of an output's own latents.
+    """
+
+    per_token: int
+    tokens: int
+    branches: int
+    of_layer: int
+    denoised_tokens: int
+    what: str
+
+    @property
+    def of_output(self) -> int:
+        """Of an output while it is denoised: the contexts of its branches, padded to one length, and that which was
+        read."""
+        return (self.branches + 1) * self.tokens * self.per_token
+
+    def of_step(self, outputs: int) -> int:
+        """Of a step of so many outputs: their contexts joined into one tensor, and one layer's keys and values."""
+        rows = outputs * self.branches
+        joined = rows * self.tokens * self.per_token if outputs > 1 else 0
+        return joined + rows * (self.tokens + self.denoised_tokens) * self.of_layer
+
+
+@dataclass(frozen=True)
+class PipelineSizes:
+    """What a diffusion model's processes need of a GPU, in bytes.
+
+    Attributes:
+        weights: of each part of the pipeline.
+        of_encoder: parts that an encoder's process loads.
+        beside_encoder: parts that a dit loads whose prompts an encoder's process encodes.
+        context: None: what a request says is no longer than a prompt's states.
+    """
+
+    weights: Mapping[str, int]
+    of_encoder: Collection[str]
+    beside_encoder: Collection[str]
+    context: ContextSizes | None = None
+
+
 def weights_dtype(*configs: Mapping[str, Any]) -> str:
     """The dtype of weights that the first of these parts of a config.json states; "bfloat16" if none does."""
     stated = (config.get(key) for config in configs for key in ("dtype", "torch_dtype"))
@@ -95,6 +145,11 @@ def omni_sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]], pr
 def kv_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
     """Key-value memory of a position of the transformer `config`, all layers and heads."""
     return 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * _head_dim(config) * element_bytes
+
+
+def layer_kv_bytes(config: Mapping[str, Any], element_bytes: int) -> int:
+    """Key-value memory of a position in one layer of the transformer `config`, with keys for each head of queries."""
+    return 2 * config["num_attention_heads"] * _head_dim(config) * element_bytes
 
 
 def _head_dim(config: Mapping[str, Any]) -> int:

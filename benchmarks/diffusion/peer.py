@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.diffusion.work import Job, Turn, as_integers
+from benchmarks.diffusion.work import Job, Turn, as_integers, class_of
 
 
-def serve(model: str, dtype: str, device: str, log_file: Path, pipe: Connection) -> None:
+def serve(model: str, pipeline_class: str, dtype: str, device: str, log_file: Path, pipe: Connection) -> None:
     """The process: sends None when it has loaded, then a Turn for each Job that comes, until `pipe` is closed."""
     with log_file.open("wb") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     os.setpgid(0, 0)  # so that its CPU time can be told
-    from diffusers.pipelines.pipeline_utils import DiffusionPipeline
-
-    pipeline: Any = DiffusionPipeline.from_pretrained(model, dtype=getattr(torch, dtype)).to(device)
+    cls: Any = class_of(pipeline_class)
+    pipeline: Any = cls.from_pretrained(model, dtype=getattr(torch, dtype)).to(device)
     pipeline.set_progress_bar_config(disable=True)
     peer = Peer(pipeline, device)
     pipe.send(None)
@@ -61,29 +60,38 @@ class Peer:
         if job.negative is not None:
             arguments["negative_prompt"] = [job.negative] * len(members)
         sound = job.result == "audios"
+        prompts = [job.prompts[i] for i in members]
+        generators = [torch.Generator("cpu").manual_seed(job.seeds[i]) for i in members]
+        alone = len(members) == 1  # some classes take no list
         result = self._pipeline(
-            prompt=[job.prompts[i] for i in members],
-            generator=[torch.Generator("cpu").manual_seed(job.seeds[i]) for i in members],
+            prompt=prompts[0] if alone else prompts,
+            generator=generators[0] if alone else generators,
             output_type="pt" if sound else "np",
             **arguments,
         )
-        made = [torch.as_tensor(each).float().cpu().numpy() for each in result[job.result]]
+        found = result[job.result]
+        if job.arguments.get("num_frames") and np.ndim(found) == 4:  # Cosmos 3's one video
+            found = [found]
+        made = [torch.as_tensor(each).float().cpu().numpy() for each in found]
         return [as_integers(each.T if sound else each) for each in made]
 
     def _watch_steps(self) -> None:
         """Has the end of each step noted, in `_steps`. Stable Audio's scheduler keeps the noise of its first call, so
         each call gets a new one."""
-        scheduler = type(self._pipeline.scheduler).from_config(self._pipeline.scheduler.config)
-        steps, step = [], scheduler.step
-        self._pipeline.scheduler, self._steps = scheduler, steps
+        cls = type(self._pipeline.scheduler)
+        plain = cls.__bases__[0] if hasattr(cls, "is_watched") else cls
+        scheduler = plain.from_config(self._pipeline.scheduler.config)
+        steps: list[Any] = []
 
-        @functools.wraps(step)  # pipelines look at its signature
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            result = step(*args, **kwargs)
-            steps.append(self._now())
+        @functools.wraps(plain.step)  # pipelines look at its signature
+        def noted(own: Any, *args: Any, **kwargs: Any) -> Any:
+            result = plain.step(own, *args, **kwargs)
+            if own is scheduler:  # not a copy, which Cosmos 3 has for sound
+                steps.append(self._now())
             return result
 
-        scheduler.step = noted
+        scheduler.__class__ = type(plain.__name__, (plain,), {"step": noted, "is_watched": True})
+        self._pipeline.scheduler, self._steps = scheduler, steps
 
     def _now(self) -> Any:
         """A point in time; of a GPU's own, as a call only queues its work there."""

@@ -49,9 +49,9 @@ class Received:
         return (self.steps_s[last] - self.steps_s[first]) / (last - first) if last > first else 0.0
 
     def output(self) -> Any:
-        """The array: 8 bit pixels or PCM16."""
+        """The array: 8 bit pixels or PCM16; of a video with sound its frames."""
         pieces = Pieces()
-        for piece in self.pieces:
+        for piece in [piece for piece in self.pieces if not piece.sample_rate_hz] or self.pieces:
             pieces.add(piece)
         return as_integers(pieces.array())
 
@@ -185,7 +185,7 @@ class Diffusers:
         self._pipeline = like.dit.pipeline
         self._log_file = scratch / f"diffusers-{uuid.uuid4().hex[:8]}.log"
         self._pipe, theirs = context.Pipe()
-        arguments = (str(model), like.dtype, like.device, self._log_file, theirs)
+        arguments = (str(model), self._pipeline, like.dtype, like.device, self._log_file, theirs)
         self._process = context.Process(target=peer.serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()

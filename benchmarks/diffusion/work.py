@@ -1,14 +1,18 @@
 """Requests and outputs of the dit's benchmark, in the words of each side."""
 
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 import diffusers
 import numpy as np
+from diffusers.pipelines.pipeline_utils import DiffusionPipeline
+from PIL import Image
 
-from quartet.v1 import dit_pb2, server_info_pb2
-from services.diffusion.families import family_of
+from quartet.v1 import dit_pb2, media_pb2, server_info_pb2
+from services.diffusion.families import OWN, family_of
 
 # Of different lengths, so that what is shared is not shared because prompts happen to be alike.
 PROMPTS = (
@@ -33,6 +37,7 @@ class Size:
         frames: of a video; 0 for all else.
         audio_s: seconds of sound; 0 for all else.
         guidance: how strictly the prompt is followed.
+        sounds: whether the frames come with sound.
     """
 
     steps: int
@@ -41,6 +46,7 @@ class Size:
     frames: int
     audio_s: float
     guidance: float
+    sounds: bool = False
 
     def __str__(self) -> str:
         size = f"{self.audio_s:g} s of sound" if self.audio_s else f"{self.width}x{self.height}"
@@ -50,11 +56,12 @@ class Size:
 
 @dataclass(frozen=True)
 class Wish:
-    """One output."""
+    """One output. `picture`: to be edited, a file that PIL reads."""
 
     prompt: str
     seed: int
     size: Size
+    picture: bytes | None = None
 
     def start(self, request_id: str) -> dit_pb2.DitStart:
         """As a request."""
@@ -69,11 +76,12 @@ class Wish:
             guidance_scale=size.guidance,
             num_frames=size.frames,
             audio_s=size.audio_s,
+            images=[media_pb2.Media(kind=media_pb2.MEDIA_KIND_IMAGE, data=self.picture)] if self.picture else [],
         )
 
     def arguments(self, pipeline: str) -> dict[str, Any]:
-        """As arguments of the call of diffusers' class `pipeline`; prompt, negative prompt and generator left out."""
-        family, size = family_of(getattr(diffusers, pipeline)), self.size
+        """As arguments of the call of the class `pipeline`; prompt, negative prompt and generator left out."""
+        family, size = family_of(class_of(pipeline)), self.size
         arguments: dict[str, Any] = {"num_inference_steps": size.steps, family.guidance: size.guidance}
         if size.width:
             arguments |= {"width": size.width, "height": size.height}
@@ -81,6 +89,10 @@ class Wish:
             arguments["num_frames"] = size.frames
         if size.audio_s:
             arguments["audio_end_in_s"] = size.audio_s
+        if size.sounds:
+            arguments["enable_sound"] = True
+        if self.picture is not None:
+            arguments["image"] = Image.open(io.BytesIO(self.picture)).convert("RGB")
         return arguments
 
 
@@ -132,8 +144,8 @@ def wishes(count: int, size: Size, seed: int) -> list[Wish]:
 
 
 def job(asked: Sequence[Wish], pipeline: str, together: bool) -> Job:
-    """Translates requests, all of one size, for diffusers."""
-    family = family_of(getattr(diffusers, pipeline))
+    """Translates requests, all of one size, for diffusers. They are of one picture, if of any."""
+    family = family_of(class_of(pipeline))
     return Job(
         [wish.prompt for wish in asked],
         [wish.seed for wish in asked],
@@ -142,6 +154,18 @@ def job(asked: Sequence[Wish], pipeline: str, together: bool) -> Job:
         family.result,
         together,
     )
+
+
+def repeated(asked: Sequence[Wish], picture: bytes | None) -> list[Wish]:
+    """The outputs with the prompt of the first of them, and with `picture`; they differ in seed."""
+    return [replace(wish, prompt=asked[0].prompt, picture=picture) for wish in asked]
+
+
+def class_of(pipeline: str) -> type[DiffusionPipeline]:
+    """The pipeline class of that name: diffusers', or one of ours."""
+    own = next((module for module, name in OWN.values() if name == pipeline), None)
+    found: type[DiffusionPipeline] = getattr(import_module(own) if own else diffusers, pipeline)
+    return found
 
 
 def size_for(info: server_info_pb2.DitInfo, **asked: Any) -> Size:
@@ -160,6 +184,7 @@ def size_for(info: server_info_pb2.DitInfo, **asked: Any) -> Size:
         (asked.get("frames") or info.default_frames) if info.frames_multiple else 0,
         (asked.get("audio_s") or info.default_audio_s) if info.sample_rate_hz else 0.0,
         info.default_guidance_scale if guidance is None else guidance,
+        bool(info.soundtrack_rate_hz),
     )
 
 

@@ -1,5 +1,7 @@
 """Checks whether a model fits on a machine, with its stages' settings."""
 
+import importlib.util
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,14 @@ from cli.doctor.judge import Finding, judge_turns, place
 from cli.doctor.machine import Machine
 from cli.gpu_plan import planned, sets_thinker_memory, thinker_misfit
 from cli.gpus import of_devices
+from cli.pipeline_sizes import read_pipeline
 from cli.plan import is_diffusion
-from cli.sizes import TooLittleMemory, pipeline_weights, read_sizes, stored_dtype
+from cli.sizes import TooLittleMemory, read_sizes, stored_dtype
 from services.registry import STAGES, family_of, read_config
 from services.sizes import weights_dtype
 from services.thinker.execution import has_amx, refused_on_cpu
 
+CHECKER = "cosmos_guardrail"
 Fit = tuple[tuple[str, ...], tuple[Finding, ...]]  # lines about sizes, what does not fit
 
 
@@ -60,12 +64,16 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
     thinker, for_cpus = settings.get("thinker"), "vllm" not in machine.packages
     lines, findings = (), ()
     if is_diffusion(model):
-        settings = {kind: each for kind, each in settings.items() if kind == "dit"}
-        thinker = None
-        if settings and place(machine, settings["dit"].device)[0] == "cpu":
-            lines, findings = _host(machine, pipeline_weights(model))
+        served = ("dit", *(["thinker"] if _has_thinker(model) else []))  # a checkpoint of which both serve a side
+        settings = {kind: each for kind, each in settings.items() if kind in served}
+        thinker = settings.get("thinker")
+        if "dit" in settings and place(machine, settings["dit"].device)[0] == "cpu":
+            lines, findings = _host(machine, read_pipeline(model, settings["dit"].dtype).weights)
+        if "dit" in settings and (lack := lacks_checker(model, settings["dit"])):
+            findings = (*findings, Finding(lack))
     if thinker is not None and (for_cpus or place(machine, thinker.device)[0] == "cpu"):
-        lines, findings = _host(machine, read_sizes(model).weights)
+        own_lines, own = _host(machine, read_sizes(model).weights)
+        lines, findings = (*lines, *own_lines), (*findings, *own)
         findings = (*findings, *_refused_on_cpu(thinker, model))
     if not machine.devices:
         return lines, findings
@@ -83,6 +91,31 @@ def fit(machine: Machine, settings: Mapping[str, Any], model: str) -> Fit:
         text = f"`quartet up` gives these flags by itself, and other ways to start need them: {' '.join(flags)}"
         findings = (*findings, Finding(text, fatal=False))
     return (*lines, *share_lines(found.budget)), findings
+
+
+def _has_thinker(model: str) -> bool:
+    """Whether a checkpoint of a dit also has a config.json that a thinker serves."""
+    try:
+        config = read_config(Path(model))
+        return "thinker" in family_of(config).stages(config)
+    except ValueError:
+        return False
+
+
+def lacks_checker(model: str, dit: Any) -> str | None:
+    """What a pipeline of Cosmos says at its start where its checker of prompts and outputs is not installed."""
+    index = Path(model) / "model_index.json"
+    if not index.is_file() or dit.safety_checker == "off":
+        return None
+    stated = json.loads(index.read_text())
+    if not str(stated.get("_class_name")).startswith("Cosmos") or stated.get("enable_safety_checker") is False:
+        return None
+    if importlib.util.find_spec(CHECKER) is not None:
+        return None
+    return (
+        f"dit: {stated['_class_name']} checks prompts and outputs by {CHECKER}, which is not installed: pip install "
+        f"{CHECKER}, or give --dit-arg=--safety-checker=off, which the licence of the weights may forbid"
+    )
 
 
 def _refused_on_cpu(thinker: Any, model: str) -> Iterator[Finding]:

@@ -109,7 +109,8 @@ class ChatDialog:
     def _read(self, message: conversation.Message) -> None:
         """Adds a message of the request. Images become the call that made them, and its result."""
         if isinstance(message, AssistantMessage) and _has_images(message):
-            for url, prompt in _images(message, f"messages[{self._place}]"):
+            inline = [(part.image_url.url, None) for part in message.content or () if isinstance(part, ImagePart)]
+            for url, prompt in [*sent_images(message, f"messages[{self._place}]"), *inline]:
                 called_with = {"prompt": self._last_words if prompt is None else prompt}
                 call = self._new_call(ImageGenerator.name, ImageGenerator.arguments(called_with))
                 self._add(AssistantMessage(role="assistant", tool_calls=[call]))
@@ -181,8 +182,8 @@ class ChatDialog:
         return re.sub(r"^messages\[(\d+)\]", lambda found: f"messages[{self._places[int(found[1])]}]", member)
 
 
-def _images(message: AssistantMessage, field: str) -> Iterator[tuple[str, str | None]]:
-    """(URL, prompt if known) of each image of an answer, in `images` or in its content. Raises ApiError: 400."""
+def sent_images(message: AssistantMessage, field: str) -> Iterator[tuple[str, str | None]]:
+    """(URL, prompt if known) of each of an answer's `images`. Raises ApiError: 400."""
     given = message.images or []
     if not isinstance(given, list):
         raise invalid(f"{field}.images", "must be a list of {type: image_url, image_url: {url}}", "invalid_type")
@@ -194,6 +195,3 @@ def _images(message: AssistantMessage, field: str) -> Iterator[tuple[str, str | 
             raise invalid(f"{field}.images[{i}].image_url.url", reason, "missing_required_parameter")
         prompt = each.get("revised_prompt")
         yield url, prompt if isinstance(prompt, str) else None
-    for part in message.content or ():
-        if isinstance(part, ImagePart):
-            yield part.image_url.url, None

@@ -1,4 +1,4 @@
-"""Generation of images: from a prompt, from other images, or as the answer of a chat."""
+"""Generation of images: from a prompt, or from other images."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -10,29 +10,16 @@ import numpy as np
 
 from gateway import metrics
 from gateway.answers.answer import timings
-from gateway.answers.conversation import ImagePart
-from gateway.answers.diffusion import ImageOptions, ImagePipelineOptions, ImageRequest, require_info
-from gateway.answers.extensions import OF_ONE_TEXT
+from gateway.answers.diffusion import ImageRequest, require_info
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.meter import Meter
-from gateway.answers.request import ChatCompletionRequest
-from gateway.answers.tools.events import image_url
 from gateway.errors import in_own_terms, invalid
 from gateway.media.check import MediaFile, image_pixels, load_media
 from gateway.pipeline.dit import Pieces, generate, to_numpy
 from gateway.pipeline.stage import Stage
-from gateway.validation import validated
 from quartet.v1 import dit_pb2, server_info_pb2
 from quartet.v1.dit_pb2 import DitStart
 from services.common.errors import InternalError
-
-# Members of a chat that ask for another answer than images; those that say how text is sampled are not read.
-_TEXT_ONLY = (
-    *("lora", "audio", "tools", "tool_choice", "response_format", "structured_outputs", "logprobs", "top_logprobs"),
-    *OF_ONE_TEXT,
-)
-_CHAT_NAMES = {"model", "n", "seed"}  # of members that a request for images has, too
 
 
 @dataclass(frozen=True)
@@ -44,7 +31,7 @@ class GeneratedImage:
     preview: int | None = None
 
 
-Event = dit_pb2.DitProgress | GeneratedImage
+Event = dit_pb2.DitProgress | dit_pb2.DitThoughts | GeneratedImage
 
 
 @dataclass(frozen=True)
@@ -68,6 +55,7 @@ class ImageGeneration:
     Attributes:
         files: those of `InputImages.files`.
         started: set before the first event.
+        thoughts: what the model wrote before the images, as far as it came.
         summary: set after the last event.
     """
 
@@ -76,6 +64,7 @@ class ImageGeneration:
     files: Sequence[bytes]
     meter: Meter
     started: dit_pb2.DitStarted = field(default_factory=dit_pb2.DitStarted)
+    thoughts: str = ""
     summary: dit_pb2.DitSummary = field(default_factory=dit_pb2.DitSummary)
 
     async def events(self) -> AsyncGenerator[Event, None]:
@@ -90,6 +79,9 @@ class ImageGeneration:
                         case "started":
                             self.started = response.started
                             self.meter.log |= {"seed": self.started.seed, "steps": self.started.num_inference_steps}
+                        case "thoughts":
+                            self.thoughts += response.thoughts.text
+                            yield response.thoughts
                         case "progress":
                             yield response.progress
                         case "preview":
@@ -120,7 +112,7 @@ class ImageGeneration:
             "num_inference_steps": self.started.num_inference_steps,
             "mean_batch": round(self.summary.mean_batch, 2),
             "timings": {"dit": timings(self.summary.timings)},
-            **({"thoughts": self.summary.thoughts} if self.summary.thoughts else {}),
+            **({"thoughts": self.thoughts} if self.thoughts else {}),
         }
 
 
@@ -180,48 +172,3 @@ async def to_generation(gateway: Gateway, request: ImageRequest, inputs: InputIm
     if inputs.mask is not None and count > 1:
         raise invalid("mask", "only with one image, which it is a mask of")
     return await begin(gateway, stage, start, inputs, meter)
-
-
-class ImageChat:
-    """A chat that images answer."""
-
-    def __init__(self, gateway: Gateway, request: ChatCompletionRequest, stage: Stage, owner: str | None) -> None:
-        self._gateway, self._request, self._stage, self._owner = gateway, request, stage, owner
-        self._options = request.quartet.dit or ImageOptions()
-        self._prompt_field = "messages"
-
-    async def generation(self, meter: Meter) -> ImageGeneration:
-        """Raises ApiError: 400 naming the member at fault."""
-        request = self._request
-        refuse_members(request, _TEXT_ONLY, "this model answers with images; leave it out")
-        if "audio" in (request.modalities or ()):
-            raise invalid("modalities", 'this model answers with images: use ["image"]')
-        why, reads = "it says what the image shows", "reads text and images"
-        self._prompt_field, prompt, images = last_words(request, why, reads, ImagePart, self._owner)
-        info = image_facts(self._stage, edits=bool(images))
-        members = {"prompt": prompt, "n": request.n, "seed": request.seed}
-        of_the_pipeline = set(ImagePipelineOptions.model_fields)
-        members |= self._options.model_dump(exclude_none=True, exclude=of_the_pipeline)
-        members["quartet"] = {"dit": self._options.model_dump(include=of_the_pipeline)}
-        with in_own_terms(self._chat_name):
-            drawing = validated(ImageRequest, members)
-            start = drawing.image_start(info)
-        if len(images) > info.max_images:
-            reason = f"there are {len(images)} images; this model takes {info.max_images} at most"
-            raise invalid(images[info.max_images].field, reason)
-        inputs = InputImages(images, controls=drawing.control_images)
-        return await begin(self._gateway, self._stage, start, inputs, meter)
-
-    async def parts(self, generation: ImageGeneration) -> AsyncGenerator[tuple[int, dict[str, Any]], None]:
-        """Yields (index, content part) of finished images. Raises ApiError."""
-        with in_own_terms(self._chat_name):
-            async with aclosing(generation.finished()) as finished:
-                async for image in finished:
-                    file = await asyncio.to_thread(self._options.to_base64, image.pixels)
-                    url = image_url(file, self._options.file_format)
-                    yield image.output, {"type": "image_url", "image_url": {"url": url}}
-
-    def _chat_name(self, member: str) -> str:
-        if member in _CHAT_NAMES or member.startswith(("messages", "quartet.dit.")):
-            return member
-        return self._prompt_field if member == "prompt" else f"quartet.dit.{member}"

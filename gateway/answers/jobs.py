@@ -83,10 +83,8 @@ def _nth(job: Job, index: int, request_id: str) -> Job:
 def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
     """Raises ApiError: 400, the request contradicts itself, or this server cannot answer it so."""
     outputs, modalities = gateway.pipeline.config.outputs, request.modalities
-    if "image" in (modalities or ()):
-        raise invalid("modalities", "this model makes no images")
-    if request.quartet.dit is not None:
-        raise invalid("quartet.dit", "this model makes no images")
+    if "image" in (modalities or ()) or request.quartet.dit is not None:
+        raise invalid("modalities" if request.quartet.dit is None else "quartet.dit", _no_images(gateway))
     if outputs.text is None:
         if not request.speaks:
             raise invalid("modalities", 'this model speaks the text it is sent: use ["audio"] or ["text", "audio"]')
@@ -98,6 +96,12 @@ def _check(gateway: Gateway, request: ChatCompletionRequest) -> None:
         raise invalid("modalities", 'this model has no speech: use ["text"]')
     if (request.n or 1) > gateway.settings.max_choices:
         raise invalid("n", f"at most {gateway.settings.max_choices} answers a request")
+
+
+def _no_images(gateway: Gateway) -> str:
+    stage = gateway.pipeline.output("image")
+    other = stage and gateway.catalog.model_of(stage)
+    return f"this model makes no images{f'; {other!r} does' if other else ''}"
 
 
 def refuse_members(request: ChatCompletionRequest, members: Iterable[str], reason: str) -> None:

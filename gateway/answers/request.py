@@ -206,7 +206,7 @@ class ChatCompletionRequest(
     messages: Listed[Message] = Field(min_length=1)
     modalities: Listed[Literal["text", "audio", "image"]] | None = Field(
         default=None,
-        description='["text"] or ["text", "audio"]; ["image"] of a model that makes images, ["audio"] of a talker',
+        description='["text"] or ["text", "audio"]; with "image" of a model that makes images, ["audio"] of a talker',
     )
     audio: AudioOptions | None = None
     stream: bool | None = None

@@ -12,12 +12,22 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from services.common.errors import InvalidInput
-from services.diffusion.found import FRAMES, LABELS, SECONDS, default_of, guidance_of, parameters_of
+from services.diffusion.found import CONTEXT, FRAMES, LABELS, SECONDS, default_of, guidance_of, parameters_of
 
 FIELD = "arguments"
 MAX_CHARACTERS = 65_536
 _MAX_INTEGER = 8192  # beyond the default's own: sizes and counts cost memory
-_OF_REQUESTS = {"prompt", LABELS, "negative_prompt", "height", "width", "num_inference_steps", *FRAMES, *SECONDS}
+_OF_REQUESTS = {
+    "prompt",
+    CONTEXT,
+    LABELS,
+    "negative_prompt",
+    "height",
+    "width",
+    "num_inference_steps",
+    *FRAMES,
+    *SECONDS,
+}
 # What an output is made with, which steps it has, how many there are, and whether they are checked is the engine's to
 # know.
 _OF_THE_ENGINE = re.compile(

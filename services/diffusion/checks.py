@@ -8,6 +8,7 @@ MAX_GUIDANCE_SCALE = 1000.0
 MAX_PROGRESS_INTERVAL_MS = 60_000
 MAX_LORA_WEIGHT = 100.0
 MAX_PROMPT_CHARACTERS = 65_536
+MAX_CONTEXT_PARTS = 256
 MOST_OF_A_TOKEN = 64  # characters: a prompt with more for each of its tokens is not tokenized
 MAX_FRAME_BYTES = 15 * 1024 * 1024  # gRPC's messages here may have 16 MiB
 _IMAGES = (dit_pb2.DIT_TASK_TEXT_TO_IMAGE, dit_pb2.DIT_TASK_IMAGE_EDIT)
@@ -26,6 +27,8 @@ def check(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.Dit
     if start.HasField("negative_prompt") and not info.negative_prompt:
         raise InvalidInput("negative_prompt", f"{info.pipeline} takes none; leave it out")
     _check_images(start, info)
+    if start.context:
+        _check_context(start, info, most)
     task = _task(start, info)
     require((start.count or 1) <= info.max_count, "count", f"must be at most {info.max_count}")
     if start.width or start.height:
@@ -69,6 +72,33 @@ def _check_images(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> Non
     if start.HasField("control_video") != info.control_video:
         wanted = "needs one" if info.control_video else "takes none; leave it out"
         raise InvalidInput("control_video", f"{info.pipeline} {wanted}")
+
+
+def _check_context(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo, most: int) -> None:
+    """`most`: characters of it and the prompt."""
+    require(info.reads_context, "context", f"{info.pipeline} reads none; leave it out")
+    if (count := len(start.context)) > MAX_CONTEXT_PARTS:
+        advice = "leave out the oldest"
+        raise InvalidInput("context", f"has {count} parts; at most {MAX_CONTEXT_PARTS} are read: {advice}")
+    seen: set[int] = set()
+    for i, part in enumerate(start.context):
+        match part.WhichOneof("part"):
+            case "text":
+                require(part.text, f"context[{i}].text", "is empty; leave the part out")
+            case "image":
+                field, pictures = f"context[{i}].image", len(start.images)
+                if part.image >= pictures:
+                    raise InvalidInput(field, f"is {part.image}; images has {pictures}, counted from 0")
+                require(
+                    part.image not in seen, field, f"is {part.image}, as of an earlier part; send the picture again"
+                )
+                seen.add(part.image)
+            case None:
+                raise InvalidInput(f"context[{i}]", "has no text and no image; it needs one of them")
+    characters = len(start.prompt) + sum(len(part.text) for part in start.context)
+    if characters > most:
+        field = f"has {characters} characters with the prompt; at most {most} are read: leave out the oldest parts"
+        raise InvalidInput("context", field)
 
 
 def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:

@@ -17,6 +17,8 @@ from diffusers.utils.outputs import BaseOutput
 from PIL import Image
 from prometheus_client import Counter, Gauge
 
+from services.diffusion.own import OwnPipeline
+
 _METHODS = (("encode_prompt", "_encode_prompt"), ("encode_image", "_encode_image"))
 """Of pipelines; of each pair the first that there is, which calls the other."""
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)
@@ -58,6 +60,14 @@ class EncodingCache:
             changed = {name: value for name, value in vars(view).items() if before.get(name, view) is not value}
             return {name: value for name, value in changed.items() if not inspect.isfunction(value)}  # those are ours
 
+        if isinstance(view, OwnPipeline):  # what it keeps is finer than whole prompts
+
+            def kept(name: str, key: Any, compute: Callable[[], Any]) -> Any:
+                of = f"{type(view).__name__}.{name}", adapters
+                return self._look_up(name, (of, key), compute, state)
+
+            vars(view)["kept"] = kept
+            return
         for names in _METHODS:
             name = next((name for name in names if hasattr(view, name)), None)
             if name is not None:
@@ -72,23 +82,27 @@ class EncodingCache:
         self, name: str, method: Callable[..., Any], of: Hashable, state: Callable[[], dict[str, Any]]
     ) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            before = state()
-            try:
-                key = _digest((of, args, kwargs, before))
-            except _NotExact:
-                self._count(name, "not_kept")
-                return method(*args, **kwargs)
-            if key in self._results:
-                self._results.move_to_end(key)
-                self._count(name, "hit")
-                return _copied(self._results[key][0])
-            chance = _chance()
-            result = method(*args, **kwargs)
-            is_pure = _is_same(before, state()) and torch.equal(chance, _chance())
-            self._count(name, "miss" if is_pure and self._keep(key, result) else "not_kept")
-            return result
+            return self._look_up(name, (of, args, kwargs), lambda: method(*args, **kwargs), state)
 
         return call
+
+    def _look_up(self, name: str, asked: Any, compute: Callable[[], Any], state: Callable[[], dict[str, Any]]) -> Any:
+        """What `compute` gives, or gave for what is `asked`, in an equal `state`."""
+        before = state()
+        try:
+            key = _digest((asked, before))
+        except _NotExact:
+            self._count(name, "not_kept")
+            return compute()
+        if key in self._results:
+            self._results.move_to_end(key)
+            self._count(name, "hit")
+            return _copied(self._results[key][0])
+        chance = _chance()
+        result = compute()
+        is_pure = _is_same(before, state()) and torch.equal(chance, _chance())
+        self._count(name, "miss" if is_pure and self._keep(key, result) else "not_kept")
+        return result
 
     def _keep(self, key: bytes, result: Any) -> bool:
         if key in self._results:  # a pipeline of ours lets others go on while it reads, and they may read the same

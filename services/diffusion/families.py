@@ -212,7 +212,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "batching": BatchRules(shared=frozenset({"rotary_embedding"}), expanded=frozenset({"timestep"})),
     },
     "BagelPipeline": {
-        "images": 4,
+        "images": 8,  # of a conversation, too: each takes memory while an output is made
         "size": lambda pipe: (_grid_side(pipe),) * 2,
         "size_multiple": _image_multiple,
         "max_side": _grid_side,

@@ -31,6 +31,7 @@ SECONDS = ("audio_end_in_s", "audio_length_in_s", "audio_duration", "audio_durat
 RATES = ("frame_rate", "fps")  # arguments for the frames a second of a video
 NETS = ("controlnet", "adapter")  # components that read control images
 _CONTROL_VIDEOS = ("control_video", "conditioning_frames")
+CONTEXT = "context"  # the argument for a conversation, a list of texts and pictures before the prompt
 LABELS = "class_labels"  # the argument for numbers of classes
 # Arguments without which calls fail.
 _NOT_BROUGHT = ("original_image", "mask_video", "pose_video", "controlnet_frame_indices")
@@ -191,6 +192,11 @@ def needs_video(cls: type) -> bool:
 def continues_video(cls: type) -> bool:
     """Whether calls continue the video that they start from; otherwise its frames become others."""
     return bool(video_of(cls)) and bool(first_of(cls, _CONTINUE))
+
+
+def reads_context(cls: type) -> bool:
+    """Whether calls take a conversation before the prompt."""
+    return CONTEXT in parameters_of(cls)
 
 
 def takes_labels(cls: type) -> bool:

@@ -60,6 +60,7 @@ def dit_info(models: Pipelines, settings: PipelineSettings) -> server_info_pb2.D
         control_video=bool(found.control_video_of(call)),
         continues_video=found.continues_video(type(models.pipelines.get("of_video", pipe))),
         classes=loaded.classes(pipe),
+        reads_context=found.reads_context(call),
         denoisers=loaded.denoisers(pipe),
         arguments=[server_info_pb2.DitArgument(**facts) for facts in described(call)],
         without_previews=not family.listed,

@@ -1,7 +1,7 @@
 """Pipeline classes that are not diffusers', for checkpoints without an index of its."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +24,18 @@ class OwnPipeline(DiffusionPipeline):
     readers: ClassVar[tuple[str, ...]]
     denoisers: ClassVar[tuple[str, ...]]
     settings: ClassVar[Mapping[str, tuple[Any, ...]]]
+
+    def kept(self, name: str, key: Any, compute: Callable[[], Any]) -> Any:
+        """What `compute` gives, or gave before for an equal `key`, which has all that it depends on. Views for one call
+        replace it, where encodings are kept.
+
+        Args:
+            name: of what is computed, for metrics.
+        """
+        return compute()
+
+    def wrote(self, text: str) -> None:
+        """Is called with all that has been written so far, before anything is made. Views for one call replace it."""
 
     @classmethod
     @abstractmethod

@@ -14,6 +14,7 @@ from services.diffusion.beside import sound_switch
 from services.diffusion.checks import check_frames, check_size
 from services.diffusion.conditioning import Conditioning
 from services.diffusion.found import (
+    CONTEXT,
     LABELS,
     RATES,
     Media,
@@ -112,6 +113,10 @@ def resolve(
         if not family.scales and arguments.get("width"):
             images = [images[0].resize((arguments["width"], arguments["height"]), _LANCZOS)]
         arguments[picture_of(cls)] = list(images) if several else images[0]
+    if start.context:
+        of_context = [part.image for part in start.context if part.HasField("image")]
+        arguments[CONTEXT] = [images[p.image] if p.HasField("image") else p.text for p in start.context]
+        arguments[picture_of(cls)] = [each for i, each in enumerate(images) if i not in of_context]
     if mask is not None:
         arguments[mask_of(cls)] = mask
     if controls:
@@ -186,6 +191,11 @@ def _check_prompt(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_in
         tokens = pipelines.count_tokens(text)
         if tokens > info.max_prompt_tokens:
             raise InvalidInput(field, f"has {tokens} tokens; at most {info.max_prompt_tokens} are read: shorten it")
+    if start.context:
+        tokens = sum(map(pipelines.count_tokens, (start.prompt, *(part.text for part in start.context))))
+        if tokens > info.max_prompt_tokens:
+            most = f"at most {info.max_prompt_tokens} are read: leave out the oldest parts"
+            raise InvalidInput("context", f"has {tokens} tokens with the prompt; {most}")
 
 
 def _arguments(start: dit_pb2.DitStart, pipelines: Pipelines, info: server_info_pb2.DitInfo) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 from torch.nn import functional
 
 from services.common.errors import InternalError, StageError
+from services.diffusion.own import OwnPipeline
 from services.diffusion.pipelines import own_view
 from services.diffusion.request import OutputSpec
 from services.dit.coroutine import ModelCall, PipelineTask
@@ -23,6 +24,13 @@ class Started:
 
 class Encoded:
     """The prompt is read; denoising begins."""
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """What the model has written so far, before it makes anything: it begins with what the event before had."""
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -45,12 +53,10 @@ class Preview:
 @dataclass(frozen=True)
 class Done:
     """The result on the CPU, contiguous: (height, width, 3) or (frames, height, width, 3), uint8 or float32 from 0 to
-    1; or (samples, channels), float32, which may go beyond -1 to 1. `soundtrack`: of a video, as sound. `thoughts`:
-    what was written before; empty: nothing."""
+    1; or (samples, channels), float32, which may go beyond -1 to 1. `soundtrack`: of a video, as sound."""
 
     data: torch.Tensor
     soundtrack: torch.Tensor | None = None
-    thoughts: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,13 +66,12 @@ class Failed:
     error: StageError
 
 
-Event = Started | Encoded | Progress | Preview | Done | Failed
+Event = Started | Thoughts | Encoded | Progress | Preview | Done | Failed
 
 
 PREVIEW_SIDE = 256  # pixels
 VIDEO_DIMENSIONS = 4  # frames, height, width and color
 _SOUND_DIMENSIONS = 2  # channels and samples
-THOUGHTS = "thoughts"  # the field of a pipeline's result that has what it wrote before
 
 
 @dataclass(eq=False)
@@ -116,14 +121,16 @@ class Output:
 
     def _make(self) -> Done:
         with own_view(self.spec.pipeline, self.spec.conditioning, self._follow) as pipeline:
-            data, soundtrack, thoughts = self._call(pipeline)
-            return Done(data if self.spec.floats else _to_bytes(data), soundtrack, thoughts)
+            if isinstance(pipeline, OwnPipeline):
+                vars(pipeline)["wrote"] = lambda text: self.emit(Thoughts(text))
+            data, soundtrack = self._call(pipeline)
+            return Done(data if self.spec.floats else _to_bytes(data), soundtrack)
 
-    def _call(self, pipeline: Any) -> tuple[torch.Tensor, torch.Tensor | None, str]:
+    def _call(self, pipeline: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         generator = torch.Generator("cpu").manual_seed(self.spec.seed)
         output_type = "pt" if self.spec.media == "sound" else "np"
         result = pipeline(**self.spec.arguments, generator=generator, output_type=output_type)
-        return *read(self.spec, result), result.get(THOUGHTS) or ""
+        return read(self.spec, result)
 
     def _follow(self, scheduler: Any) -> None:
         """Makes `scheduler` report its steps and make previews."""
@@ -153,7 +160,7 @@ class Output:
         with own_view(self.spec.pipeline, self.spec.conditioning, fix) as pipeline:
             task.replay = task.last
             try:
-                pixels, _, _ = self._call(pipeline)
+                pixels, _ = self._call(pipeline)
             finally:
                 task.replay = None
         self.emit(Preview(self.step, _to_bytes(_shrink(pixels))))

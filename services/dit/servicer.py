@@ -22,7 +22,7 @@ from services.diffusion.images import decode_apart, read_files
 from services.diffusion.request import OutputSpec, resolve
 from services.dit.config import DitSettings
 from services.dit.engine import DitEngine
-from services.dit.output import VIDEO_DIMENSIONS, Done, Encoded, Event, Failed, Preview, Progress, Started
+from services.dit.output import VIDEO_DIMENSIONS, Done, Encoded, Event, Failed, Preview, Progress, Started, Thoughts
 
 Requests = AsyncIterator[dit_pb2.DitServiceGenerateRequest]
 Response = dit_pb2.DitServiceGenerateResponse
@@ -45,7 +45,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
             seed, steps, count = outputs[0].seed, outputs[0].steps, len(outputs)
             started = dit_pb2.DitStarted(task=task, seed=seed, count=count, num_inference_steps=steps)
             yield Response(started=started)
-            thoughts = ""
+            thought = 0  # characters of thoughts, which all outputs share
             run = _Run(self.engine, outputs, start.progress_interval_ms / 1000)
             try:
                 async for output, event in run.events():
@@ -54,6 +54,10 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                             raise error
                         case Started():
                             call.timings.mark_started()
+                        case Thoughts(text):
+                            if piece := text[thought:]:
+                                yield Response(thoughts=dit_pb2.DitThoughts(text=piece))
+                            thought = max(thought, len(text))
                         case Encoded():
                             call.timings.mark_prefilled()
                         case Progress(step, of_steps):
@@ -66,7 +70,6 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                             yield Response(preview=preview)
                         case Done():
                             call.timings.mark_output()
-                            thoughts = event.thoughts
                             pieces = _pieces(output, event, self.engine.models.info, rate)
                             while piece := await asyncio.to_thread(next, pieces, None):
                                 yield Response(piece=piece)
@@ -74,7 +77,7 @@ class DitServicer(dit_pb2_grpc.DitServiceServicer):
                 run.cancel()
                 call.set(outputs=count, steps=run.steps, mean_batch=round(run.mean_batch, 2))
             timings = call.timings.to_message()
-            facts = {"count": count, "steps": run.steps, "mean_batch": run.mean_batch, "thoughts": thoughts}
+            facts = {"count": count, "steps": run.steps, "mean_batch": run.mean_batch}
             yield Response(summary=dit_pb2.DitSummary(**facts, timings=timings))
 
     async def _resolve(self, start: dit_pb2.DitStart, requests: Requests) -> list[OutputSpec]:

@@ -207,6 +207,7 @@ def test_how_far_outputs_are_apart():
         (["--families", "sd3,wan-i2v"], "there is no 'wan-i2v'"),
         (["--requests", "0"], "--requests: must be 1 or more"),
         (["--video-steps", "3"], "--video-steps: must be over 3"),
+        (["--repeated", "--variant", "plain:"], "--repeated: has variants of its own"),
     ],
 )
 def test_flags_of_the_dits_benchmark_that_are_refused(
@@ -231,6 +232,7 @@ def test_variants_of_the_dit_have_the_flags_of_all():
     assert parse([]).variants == [Variant("", (anew,))]
     (kept,) = parse(["--variant", "kept:encoding_cache_mib=64"]).variants
     assert kept.flags == ("--encoding-cache-mib=64",)
+    assert parse(["--repeated"]).variants == [Variant("kept", kept.flags), Variant("anew", (anew,))]
 
 
 def test_a_stage_flag_without_a_stage_is_refused():

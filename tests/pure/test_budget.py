@@ -10,7 +10,7 @@ import torch
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 from typer.testing import CliRunner
 
-from cli.budget import GIB, OTHERS, Budget, Demand, Gpus, Layout, share_out
+from cli.budget import GIB, OTHERS, Budget, Demand, Gpus, Layout, Need, share_out
 from cli.budget_report import lines, settings_by_stage, table
 from cli.doctor.fit import stages_of
 from cli.layouts import best, layouts
@@ -181,7 +181,7 @@ def test_ears_and_a_voice_are_of_other_checkpoints(monkeypatch):
 
 
 def test_room_for_a_dit():
-    alone, beside = (share_out(PUBLISHED, gpus(140), Demand(fixed={"dit": gib * GIB})) for gib in (0, 20))
+    alone, beside = (share_out(PUBLISHED, gpus(140), Demand(fixed={"dit": Need.whole(gib * GIB)})) for gib in (0, 20))
     assert beside.shares[-1].stage == "dit"
     assert taken(beside, 0) <= 0.97 * 140 * GIB
     fewer = (alone.context_tokens - beside.context_tokens) * (100 * 1024 + 12)
@@ -222,7 +222,7 @@ def test_stages_are_where_they_are_set_and_the_others_where_there_is_room():
     assert set(pinned.others.values()) == {(0,)}
     swapped = next(layouts(PUBLISHED, gpus(95, 2), SMALL, pinned={"talker": 0, "code2wav": 0}))
     assert swapped.thinker == (1,)
-    ranks = next(layouts(PUBLISHED, gpus(95, 3), Demand(fixed={"dit": GIB}, dit_gpus=2)))
+    ranks = next(layouts(PUBLISHED, gpus(95, 3), Demand(fixed={"dit": Need.whole(GIB)}, dit_gpus=2)))
     assert ranks.others["dit"] == (0, 1)
 
 
@@ -247,7 +247,7 @@ def test_settings_of_several_gpus_arrive_in_containers():
 
 
 def test_the_table_in_the_docs_is_what_is_computed():
-    assert "\n".join(table(PUBLISHED, Demand())) in (ROOT / "docs/gpus.md").read_text()
+    assert "\n".join(table(PUBLISHED, [Demand()])) in (ROOT / "docs/gpus.md").read_text()
 
 
 def test_sizes_are_the_checkpoints(tiny_checkpoint):

@@ -222,6 +222,22 @@ def test_ears_are_added_by_a_profile_and_a_pipeline(overlay, pipeline, stages):
     assert services["asr"]["image"] == services["thinker"]["image"]
 
 
+def test_one_checkpoint_understands_and_makes_pictures():
+    given = {"QUARTET_MODEL": "a/cosmos", "QUARTET_DIT_MAX_RUNNING_OUTPUTS": "2"}
+    services = rendered(given, "gpu", "tls", "text-dit")["services"]
+    assert services["thinker"]["environment"]["QUARTET_THINKER_MODEL"] == "a/cosmos"
+    assert services["dit"]["environment"]["QUARTET_DIT_MODEL"] == "a/cosmos"
+    assert services["dit"]["environment"]["QUARTET_DIT_MAX_RUNNING_OUTPUTS"] == "2"
+    started = {name for name in OURS if not {*services[name].get("profiles", ["dit"])} - {"dit"}}
+    assert started == {"gateway", "thinker", "dit"}
+    (mount,) = (each for each in services["gateway"]["volumes"] if each.endswith(":/etc/quartet/pipeline.yaml:ro"))
+    assert set(load_pipeline(ROOT / mount.partition(":")[0]).stages) == {"thinker", "dit"}
+    own, demo = ({**given, "QUARTET_DIT_MODEL": "a/painter"}, {})
+    for values, model in ((own, "a/painter"), (demo, PAINTER)):
+        environment = rendered(values, "text-dit")["services"]["dit"]["environment"]
+        assert environment["QUARTET_DIT_MODEL"] == model
+
+
 @pytest.mark.parametrize("output", ["embeddings", "rerank"])
 def test_an_embedder_starts_alone(output):
     file = f"./deploy/docker/pipelines/pipeline-{output}.yaml"

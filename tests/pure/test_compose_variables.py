@@ -35,11 +35,14 @@ def variable_of(name: str, services: tuple[str, ...] = CONTAINERS) -> list[str]:
 
 # Variables that are not a process's own, and where they have to be. Names in brackets are files of deploy/docker.
 ARRIVES = {
-    "QUARTET_MODEL": [f"services.{stage}.environment.QUARTET_{stage.upper()}_MODEL" for stage in STAGES[:3]],
+    "QUARTET_MODEL": [
+        *(f"services.{stage}.environment.QUARTET_{stage.upper()}_MODEL" for stage in STAGES[:3]),
+        "[text-dit] services.dit.environment.QUARTET_DIT_MODEL",
+    ],
     "QUARTET_MODEL_NAME": [
         f"services.{stage}.environment.QUARTET_{stage.upper()}_SERVED_MODEL_NAME" for stage in STAGES[:3]
     ],
-    "QUARTET_DIT_MODEL": ["services.dit.environment.QUARTET_DIT_MODEL"],
+    "QUARTET_DIT_MODEL": [f"{file}services.dit.environment.QUARTET_DIT_MODEL" for file in ("", "[text-dit] ")],
     "QUARTET_DIT_MODEL_NAME": ["services.dit.environment.QUARTET_DIT_SERVED_MODEL_NAME"],
     "QUARTET_EMBEDDER_MODEL": ["services.embedder.environment.QUARTET_EMBEDDER_MODEL"],
     "QUARTET_EMBEDDER_MODEL_NAME": ["services.embedder.environment.QUARTET_EMBEDDER_SERVED_MODEL_NAME"],
@@ -63,6 +66,7 @@ ARRIVES = {
     "QUARTET_PIPELINE": [
         "services.gateway.volumes",
         "[text] services.gateway.volumes",
+        "[text-dit] services.gateway.volumes",
         "[llm-tts] services.gateway.volumes",
         "[speech] services.gateway.volumes",
         "[embeddings] services.gateway.volumes",

@@ -3,9 +3,10 @@
 import pytest
 import pytest_asyncio
 
+from quartet.v1 import server_info_pb2
 from services.common.errors import InvalidInput, QueueFull
 from tests.support.clients.pictures import ASK, GENERATE, MODEL, bomb, pixels, png, said, same, shown, spoken
-from tests.support.scripted.dit import DIT_STEPS, DRAWN_SEED
+from tests.support.scripted.dit import DIT_STEPS, DIT_THOUGHTS, DRAWN_SEED
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import running
 
@@ -22,6 +23,16 @@ outputs: {text: thinker, image: dit}
 @pytest.fixture
 def gateway(picture_gateway):
     return picture_gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def unified(tmp_path):
+    """A thinker and a dit of one model, of which the dit reads conversations."""
+    file = tmp_path / "both.yaml"
+    file.write_text(BOTH)
+    dit = server_info_pb2.DitInfo(reads_context=True)
+    async with running(file, more={"dit": server_info_pb2.GetServerInfoResponse(model="scripted", dit=dit)}) as started:
+        yield started
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -132,10 +143,95 @@ async def test_a_thinker_and_a_dit_have_a_name_each(both):
     for refused in ({"modalities": ["image"]}, {"quartet": {"dit": {}}}):
         status, error = await both.refusal(chat | refused | {"model": "scripted"})
         assert (status, error["param"]) == (400, "quartet.dit" if "quartet" in refused else "modalities")
+        assert MODEL in error["message"]
     history = [said(spoken("x")), said(shown(png()), role="assistant"), said(spoken("y"))]
     status, error = await both.refusal({"model": "scripted", "messages": history})
     assert (status, error["param"]) == (400, "messages[1].content[0]")
     assert [model.id for model in (await both.openai.models.list()).data] == ["scripted", MODEL]
+
+
+async def test_a_model_of_two_stages_writes_or_makes_images(unified):
+    chat = {"model": "scripted", "messages": [said(spoken("hi"))]}
+    assert (await unified.chat(chat)).json()["choices"][0]["message"]["content"] == TEXT
+    for modalities in (["image"], ["text", "image"]):
+        answer = (await unified.chat(chat | {"modalities": modalities})).json()
+        assert (answer["model"], answer["modality"]) == ("scripted", "image")
+        same(pixels(answer["choices"][0]["message"]["content"][0]["image_url"]["url"].partition(",")[2]), DRAWN_SEED)
+    (model,) = (await unified.http.get("/v1/models")).json()["data"]
+    assert model["quartet"]["output_modalities"] == ["text", "image"]
+    assert model["quartet"]["dit"]["reads_context"]
+    assert model["quartet"]["dit"]["tasks"] == ["text_to_image", "image_edit"]
+
+
+async def test_thoughts_come_before_the_image(unified):
+    chat = {"model": "scripted", "modalities": ["image"], "messages": [said(spoken("hi"))], "n": 2}
+    chat |= {"quartet": {"dit": {"arguments": {"think": True}}}}
+    body = (await unified.chat(chat)).json()
+    assert [choice["message"]["reasoning"] for choice in body["choices"]] == [DIT_THOUGHTS] * 2
+    assert body["choices"][0]["message"]["reasoning_content"] == body["quartet"]["thoughts"] == DIT_THOUGHTS
+    extra, thoughts, images = {"quartet": chat["quartet"]}, {0: "", 1: ""}, set()
+    create = unified.openai.chat.completions.create
+    asked = {"model": "scripted", "messages": chat["messages"], "extra_body": extra | {"modalities": ["image"]}}
+    async for chunk in await create(**asked, n=2, stream=True):
+        (choice,) = chunk.choices
+        if thought := (choice.delta.model_extra or {}).get("reasoning"):
+            assert choice.index not in images
+            thoughts[choice.index] += thought
+        elif choice.delta.content:
+            images.add(choice.index)
+    assert thoughts == dict.fromkeys((0, 1), DIT_THOUGHTS)
+    assert images == {0, 1}
+    hidden = (await unified.chat(chat | {"include_reasoning": False})).json()
+    assert "reasoning" not in hidden["choices"][0]["message"]
+
+
+async def test_all_turns_come_before_the_prompt(unified):
+    made = {"role": "assistant", "content": "here", "images": [shown(png(2)) | {"revised_prompt": "a boat"}]}
+    messages = [
+        {"role": "system", "content": "in oil"},
+        said(spoken("a boat"), spoken("at sea"), shown(png(1)), spoken("as here")),
+        made,
+        said(shown(png(3)), role="assistant"),
+        said(spoken("now as"), shown(png(4)), spoken("in red")),
+        {"role": "assistant", "content": "I will"},
+    ]
+    chat = {"model": "scripted", "modalities": ["image"], "messages": messages}
+    status, error = await unified.refusal(chat)
+    assert (status, error["param"]) == (400, "messages[4].content[1]")
+    messages[4] = said(spoken("in red"))
+    assert (await unified.chat(chat)).status_code == 200
+    (start,) = unified.scripts["dit"].requests
+    context = [getattr(part, part.WhichOneof("part")) for part in start.context]
+    assert context == ["in oil", "a boat\nat sea", 0, "as here", "here", 1, 2]
+    assert start.prompt == "in red"
+    fields = ["messages[1].content[2]", "messages[2].images[0].image_url.url", "messages[3].content[0]"]
+    assert [image.field for image in start.images] == fields
+    assert bytes(unified.scripts["dit"].media) == png(1) + png(2) + png(3)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{"role": "tool", "tool_call_id": "x", "content": "1"}], "messages[0].role"),
+        ([said({"type": "video_url", "video_url": {"url": "data:,x"}})], "messages[0].content[0]"),
+        ([{"role": "assistant", "images": "x"}], "messages[0].images"),
+        ([{"role": "assistant", "images": [{"image_url": {}}]}], "messages[0].images[0].image_url.url"),
+        ([said(spoken("x"), shown(b"nonsense"))], "messages[0].content[1]"),
+    ],
+)
+async def test_bad_turns_name_the_field(unified, messages, param):
+    chat = {"model": "scripted", "modalities": ["image"], "messages": [*messages, said(spoken("a boat"))]}
+    status, error = await unified.refusal(chat)
+    assert (status, error["param"]) == (400, param)
+    assert unified.scripts["dit"].requests == []
+
+
+async def test_a_stage_refuses_turns_in_the_words_of_the_chat(unified):
+    unified.scripts["dit"].error = InvalidInput("context", "has 300 parts; at most 256 are read")
+    status, error = await unified.refusal(
+        {"model": "scripted", "modalities": ["image"], "messages": [said(spoken("x"))]}
+    )
+    assert (status, error["param"]) == (400, "messages")
 
 
 async def test_models(gateway, both):

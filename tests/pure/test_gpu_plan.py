@@ -22,6 +22,7 @@ from cli.gpu_plan import ASR_SOUND_TOKENS, ASR_SOUNDS, share_gpus
 from cli.main import app
 from cli.plan import LaunchError, PlannedStage
 from cli.sizes import BudgetError
+from services.sizes import PipelineSizes
 from services.thinker.device import visible_devices
 from tests.support.weights.published_sizes import PUBLISHED
 
@@ -332,9 +333,8 @@ def test_ears_beside_a_thinker_have_a_share(count: int) -> None:
 
 
 def test_a_large_dit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "cli.gpu_plan.pipeline_weights", lambda model: {"transformer": 40 * GIB, "text_encoder": 13 * GIB}
-    )
+    sizes = PipelineSizes({"transformer": 40 * GIB, "text_encoder": 13 * GIB}, {"text_encoder"}, {"transformer"})
+    monkeypatch.setattr("cli.gpu_plan.read_pipeline", lambda model, dtype: sizes)
     dit = PlannedStage("dit", "dit", "large", ())
     with pytest.raises(LaunchError, match="this fits: --dit-arg=--offload=model"):
         share_gpus([dit], gpus(1, 48 * GIB))

@@ -151,6 +151,21 @@ def test_a_voice_of_another_model_reads_the_thinkers_text(tmp_path):
     assert [cluster.settings(stage).model for stage in stages_of(cluster)] == ["a/llm", "a/tts", "a/tts"]
 
 
+@pytest.mark.parametrize("more", [[], ["tls"]])
+def test_one_checkpoint_understands_and_makes_pictures(tmp_path, more):
+    models = ["QUARTET_THINKER_MODEL=a/cosmos", "QUARTET_DIT_MODEL=a/cosmos", "QUARTET_DIT_MAX_RUNNING_OUTPUTS=2"]
+    own = [{"name": "model", "behavior": "merge", "literals": models}]
+    objects = build(with_components(tmp_path, "single-gpu", ["text-dit", *more], configMapGenerator=own))
+    assert problems(objects) == []
+    cluster = Cluster(objects)
+    assert stages_of(cluster) == ["thinker", "dit"]
+    assert [cluster.settings(stage).model for stage in stages_of(cluster)] == ["a/cosmos", "a/cosmos"]
+    assert cluster.settings("dit").max_running_outputs == 2
+    assert cluster.pipeline()["outputs"] == {"text": "thinker", "image": "dit", "video": "dit", "audio": "dit"}
+    names = {each["metadata"]["name"] for each in objects}
+    assert not [name for name in names if "talker" in name or "code2wav" in name]
+
+
 def test_ears_beside_it_have_a_model_and_settings_of_their_own(tmp_path):
     models = ["QUARTET_THINKER_MODEL=a/llm", "QUARTET_TALKER_MODEL=a/tts", "QUARTET_CODE2WAV_MODEL=a/tts"]
     ears = ["QUARTET_ASR_MODEL=an/asr", "QUARTET_ASR_MAX_CONTEXT_TOKENS=4096"]

@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from tests.support.k8s.pool import pool_problems, split
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("cpu-demo", "single-gpu", "speech", "scaled")
 COMPONENTS = sorted(each.name for each in (K8S / "components").iterdir())
-CHOICES = ("dit", "text", "speech", "llm-tts", "asr-llm-tts", "embeddings")  # each of a pipeline
+CHOICES = ("dit", "text", "text-dit", "speech", "llm-tts", "asr-llm-tts", "embeddings")  # each of a pipeline
 HAS, WORKS, REFUSED = "has it", "works", "not offered"
 OWN = {
     "QUARTET_GATEWAY_STAGE",
@@ -98,15 +99,17 @@ def test_the_readme_says_what_goes_with_what(alone, refused) -> None:
 
 def test_refused_is_what_cannot_work(alone, refused) -> None:
     assert {pair for pair, found in alone.items() if found == REFUSED} == {
-        *(("cpu-demo", name) for name in ("dit", "asr-llm-tts", "embeddings")),  # no volume for their weights
-        *(("speech", name) for name in ("dit", "text", "llm-tts", "asr-llm-tts", "embeddings")),
-        *(("scaled", name) for name in ("text", "speech", "state", "llm-tts", "asr-llm-tts", "embeddings")),
+        *(
+            ("cpu-demo", name) for name in ("dit", "text-dit", "asr-llm-tts", "embeddings")
+        ),  # no volume for their weights
+        *(("speech", name) for name in ("dit", "text", "text-dit", "llm-tts", "asr-llm-tts", "embeddings")),
+        *(("scaled", name) for name in ("text", "text-dit", "speech", "state", "llm-tts", "asr-llm-tts", "embeddings")),
     }
     both_ways = {frozenset(pair) for pair in refused if pair[::-1] in refused}
     assert both_ways == {frozenset(pair) for pair in itertools.combinations(CHOICES, 2)} | {
         frozenset({"ucx", other}) for other in ("tls", "embeddings")
     }
-    changed = ("dit", "asr-llm-tts", "embeddings")  # by tls, behind them
+    changed = ("dit", "text-dit", "asr-llm-tts", "embeddings")  # by tls, behind them
     assert {pair for pair in refused if pair[::-1] not in refused} == {("tls", name) for name in changed}
 
 
@@ -122,7 +125,7 @@ def test_no_three_do_what_two_do_not(alone, refused, tmp_path: Path, overlay: st
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("namespace", ["", "elsewhere"])
 def test_an_own_overlay_is_whole_in_whatever_namespace(alone, tmp_path: Path, overlay: str, namespace: str) -> None:
-    left_out = ("text", "speech", "llm-tts", "asr-llm-tts", "embeddings", "tls")
+    left_out = ("text", "text-dit", "speech", "llm-tts", "asr-llm-tts", "embeddings", "tls")
     added = [name for name in COMPONENTS if alone[overlay, name] == WORKS and name not in left_out]
     given = {"namespace": namespace} if namespace else {}
     objects = build(with_components(tmp_path, overlay, [*added, "tls"] if "ucx" not in added else added, **given))
@@ -218,7 +221,7 @@ def test_the_overlay_of_a_thinker_on_two_gpus_is_one(tmp_path: Path) -> None:
 
 
 def test_the_readmes_own_overlay_is_one(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
+    example, _ = re.findall(r"```yaml\n(.*?)```", (K8S / "README.md").read_text(), re.DOTALL)
     given = yaml.safe_load(example)
     given["images"] = []  # of a registry, whose names the checks do not know
     folder = with_components(tmp_path, "single-gpu", ["dit"])
@@ -228,3 +231,18 @@ def test_the_readmes_own_overlay_is_one(tmp_path: Path) -> None:
     objects = build(folder)
     assert found_wrong(objects) == []
     assert Cluster(objects).environment("dit")["QUARTET_DIT_MODEL"] == "Qwen/Qwen-Image-Edit"
+
+
+@pytest.mark.parametrize("model", ["nvidia/Cosmos3-Nano", "ByteDance-Seed/BAGEL-7B-MoT"])
+def test_the_readmes_overlay_of_one_checkpoint_is_one(tmp_path: Path, model: str) -> None:
+    text = (K8S / "README.md").read_text()
+    _, example = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    given = yaml.safe_load(dedent(example).replace("nvidia/Cosmos3-Nano", model))
+    folder = with_components(tmp_path, "single-gpu", ["text-dit"])
+    paths = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert [Path(name).name for name in given["components"]] == ["text-dit"]
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(given | paths))
+    objects = build(folder)
+    assert found_wrong(objects) == []
+    cluster = Cluster(objects)
+    assert [cluster.settings(stage).model for stage in stages_of(cluster)] == [model, model]

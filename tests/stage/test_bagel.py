@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -16,10 +17,10 @@ from PIL import Image
 from cli.tiny import make_checkpoint
 from quartet.v1 import dit_pb2, media_pb2
 from services.common.errors import InvalidInput
-from services.dit.output import Done, Encoded, Failed, Preview
+from services.dit.output import Done, Encoded, Failed, Preview, Progress, Thoughts
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
-from tests.stage.test_dit_encoder import collect, outputs, serving
+from tests.stage.test_dit_encoder import collect, outputs, serving, shared_memory
 from tests.support.references.bagel import Bagel, Settings
 from tests.support.stage.dit_engine import Bench, Watched, bench
 from tests.support.weights.checkpoints import diffusion_checkpoint
@@ -102,9 +103,10 @@ def test_alone_and_among_others(dit: Bench, plain: Bagel) -> None:
 
 
 def thoughts_of(watched: Watched) -> str:
-    last = watched.events[-1]
-    assert isinstance(last, Done)
-    return last.thoughts
+    """All of them, of pieces that each begin with the one before."""
+    pieces = [event.text for event in watched.events if isinstance(event, Thoughts)]
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(pieces))
+    return pieces[-1] if pieces else ""
 
 
 def edit(plain: Bagel, given: Any, seed: int, think: bool = False, **s: Any) -> torch.Tensor:
@@ -156,8 +158,112 @@ def test_no_dimension_of_the_other_checkpoint_is_taken_for_granted(tmp_path: Pat
     with bench(other, default_size=None) as dit:
         small: dict[str, Any] = {"width": 48, "height": 32, "num_inference_steps": 2, "seed": 1}
         mine = dit.make([order(dit, "a red fox", **small), order(dit, "blue", [HIGH], num_inference_steps=2, seed=2)])
+        (spoken,) = dit.make(dit.orders(*talk(TALK, num_inference_steps=2, seed=3)))
     torch.testing.assert_close(mine[0], wanted(plain, ["a red fox"], 1, 2, (32, 48)), atol=SHARED, rtol=0)
     torch.testing.assert_close(mine[1], wanted(plain, [HIGH, "blue"], 2, 2, **EDIT), atol=SHARED, rtol=0)
+    torch.testing.assert_close(spoken, wanted(plain, TALK, 3, 2, **EDIT), atol=ALONE, rtol=0)
+
+
+TALK = ["a red fox", WIDE, "make it blue", HIGH, "join them"]  # the last is the prompt
+
+
+def talk(given: Sequence[Any], **fields: Any) -> tuple[dit_pb2.DitStart, list[Image.Image]]:
+    """A request whose context is `given`, but for the prompt, its last."""
+    pictures = [each for each in given if not isinstance(each, str)]
+    start = dit_pb2.DitStart(prompt=given[-1], **fields)
+    for each in given[:-1]:
+        start.context.add(**({"text": each} if isinstance(each, str) else {"image": pictures.index(each)}))
+    return start, pictures
+
+
+def test_a_conversation_before_the_prompt(dit: Bench, plain: Bagel) -> None:
+    small: dict[str, Any] = {"width": 64, "height": 64, "num_inference_steps": 4, "seed": 3}
+    thinks = json.dumps({"think": True, "max_think_tokens": 8})
+    cases = [(TALK, ""), (TALK, thinks), (["a boat", "at sea"], ""), ([WIDE, "a hill", "blue"], ""), (TALK[2:], "")]
+    orders = [dit.orders(*talk(given, arguments=further, **small))[0] for given, further in cases]
+    more = [order(dit, "a red fox", **small), order(dit, "make it blue", [WIDE], **small)]
+    theirs: list[Any] = [
+        edit(plain, given, 3, think=bool(further), max_tokens=8) if any(map(is_picture, given)) else None
+        for given, further in cases
+    ]
+    theirs[2] = wanted(plain, ["a boat", "at sea"], 3, 4)
+    theirs += [wanted(plain, ["a red fox"], 3, 4), edit(plain, [WIDE, "make it blue"], 3)]
+    for mine, their in zip((dit.make([each])[0] for each in orders), theirs, strict=False):
+        torch.testing.assert_close(mine, their, atol=ALONE, rtol=0)
+    watched = dit.submit_together([*orders, *more])
+    for mine, their in zip(dit.finish(watched), theirs, strict=True):
+        torch.testing.assert_close(mine, their, atol=SHARED, rtol=0)
+    assert max(watched[0].batches) > 1
+    assert (theirs[0] - edit(plain, [WIDE, HIGH, "join them"], 3)).abs().max() > 100 * SHARED  # its texts
+
+
+def is_picture(part: Any) -> bool:
+    return not isinstance(part, str)
+
+
+def test_pictures_that_no_part_is_are_read_before_the_prompt(dit: Bench, plain: Bagel) -> None:
+    start = dit_pb2.DitStart(prompt="join them", seed=3, num_inference_steps=2)
+    start.context.add(image=1)
+    start.context.add(text="a red fox")
+    (mine,) = dit.make(dit.orders(start, [WIDE, HIGH]))
+    theirs = wanted(plain, [HIGH, "a red fox", WIDE, "join them"], 3, 2, **EDIT)
+    torch.testing.assert_close(mine, theirs, atol=ALONE, rtol=0)
+
+
+def test_the_next_turn_reads_only_what_is_new_and_makes_the_same_bits(checkpoint: Path) -> None:
+    small: dict[str, Any] = {"width": 64, "height": 64, "num_inference_steps": 2, "seed": 3}
+    turns = [TALK[:1], TALK[:3], TALK]
+    with bench(checkpoint) as dit:
+        anew = [dit.make(dit.orders(*talk(each, **small)))[0] for each in turns]
+        dit.engine.models.keep_encodings("dit", 64)
+        reader, calls, counts = dit.engine.models.pipeline.text_encoder, list[Any](), list[int]()
+        reader.register_forward_pre_hook(lambda module, args: calls.append(args))
+        for each, theirs in zip(turns, anew, strict=True):
+            calls.clear()
+            assert torch.equal(dit.make(dit.orders(*talk(each, **small)))[0], theirs)
+            counts.append(len(calls))
+    # text; picture (latents, patches), text, and that text without the picture; the same of the second
+    assert counts == [1, 4, 4]
+
+
+BAD_CONTEXTS: list[tuple[list[dict[str, Any]], str, str]] = [
+    ([{"text": "a"}] * 257, "context", "has 257 parts; at most 256"),
+    ([{"text": "a"}, {"text": ""}], "context[1].text", "is empty"),
+    ([{"image": 2}], "context[0].image", "is 2; images has 2"),
+    ([{"image": 0}, {"text": "a"}, {"image": 0}], "context[2].image", "earlier part"),
+    ([{"text": "a"}, {}], "context[1]", "no text and no image"),
+    ([{"text": "fox " * 1000}] * 3, "context", "tokens with the prompt; at most 2048"),
+    ([{"text": "x" * 65_530}], "context", "characters with the prompt; at most 65536"),
+]
+
+
+@pytest.mark.parametrize(("parts", "field", "words"), BAD_CONTEXTS)
+def test_a_bad_context_is_refused_by_its_part(dit: Bench, parts: list[dict[str, Any]], field: str, words: str) -> None:
+    start = dit_pb2.DitStart(prompt="a red fox", context=[dit_pb2.ContextPart(**part) for part in parts])
+    with pytest.raises(InvalidInput, match=words) as caught:
+        dit.orders(start, [WIDE, HIGH])
+    assert caught.value.field == field
+
+
+def test_a_context_is_a_field_and_no_further_argument(dit: Bench) -> None:
+    assert dit.info.reads_context
+    assert "context" not in [each.name for each in dit.info.arguments]
+    with pytest.raises(InvalidInput) as caught:
+        order(dit, "a", further={"context": ["a"]})
+    assert caught.value.field == "arguments.context"
+
+
+def test_thoughts_come_as_they_are_written_without_half_a_character(dit: Bench, plain: Bagel) -> None:
+    further = {"think": True, "max_think_tokens": 40}
+    watched = dit.submit(order(dit, "a red fox", further=further, num_inference_steps=2, width=64, height=64))
+    dit.finish([watched])
+    whole = plain.make(["a red fox"], think=True, size=(64, 64), settings=Settings(points=2, max_tokens=40))[0]
+    *pieces, last = [event.text for event in watched.events if isinstance(event, Thoughts)]
+    assert last == whole
+    assert len(set(pieces)) > 5
+    assert all(whole.startswith(piece) and not piece.endswith("\ufffd") for piece in pieces)
+    kinds = [type(event) for event in watched.events]
+    assert kinds.index(Progress) > max(i for i, kind in enumerate(kinds) if kind is Thoughts)
 
 
 def test_previews(dit: Bench) -> None:
@@ -229,11 +335,36 @@ async def test_two_processes_make_what_one_makes(
             await encoding
     made = await outputs(again(responses))
     assert len(made) == 2
+    thoughts = [i for i, each in enumerate(responses) if each.HasField("thoughts")]
+    assert max(thoughts) < min(i for i, each in enumerate(responses) if each.HasField("progress"))
     assert (
-        responses[-1].summary.thoughts
+        "".join(responses[i].thoughts.text for i in thoughts)
         == plain.make([*given, "a red fox"], think=True, size=(64, 64), settings=THINKS)[0]
     )
     for mine, theirs in zip(made, whole, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=SHARED, rtol=0)
+
+
+async def test_a_conversation_goes_from_process_to_process_by_each_transport(checkpoint: Path, dit: Bench) -> None:
+    start, pictures = talk(TALK, request_id="r", seed=5, num_inference_steps=3, count=2, width=64, height=64)
+    start.arguments = json.dumps({"think": True, "max_think_tokens": 6})
+    start.pixel_format = dit_pb2.PIXEL_FORMAT_FLOAT32
+    for each in pictures:
+        file = io.BytesIO()
+        each.save(file, "PNG")
+        start.images.add(kind=media_pb2.MEDIA_KIND_IMAGE, data=file.getvalue())
+    whole = dit.make(dit.orders(start, pictures))
+    made = []
+    with bench(checkpoint, encoders="stream") as streamed, shared_memory() as arena:
+        for transport in (None, arena):
+            async with serving(checkpoint, streamed, transport) as pair:
+                encoding = asyncio.create_task(collect(pair.encode(start, "s")))
+                made.append(await outputs(pair.generate(start, "s")))
+                await encoding
+    inline, shared = made
+    assert len(inline) == len(shared) == len(whole) == 2
+    for mine, other, theirs in zip(inline, shared, whole, strict=True):
+        assert torch.equal(mine, other)
         torch.testing.assert_close(mine, theirs, atol=SHARED, rtol=0)
 
 
@@ -256,7 +387,7 @@ def test_the_encoder_has_no_denoiser(checkpoint: Path) -> None:
 BAD: list[tuple[dict[str, Any], Any, str, str]] = [
     ({"width": 40, "height": 64}, None, "width", "a multiple of 16 pixels"),
     ({"width": 208, "height": 64}, None, "width", "at most 192 pixels"),
-    ({"images": 5}, None, "images", "there are 5; at most 4"),
+    ({"images": 9}, None, "images", "there are 9; at most 8"),
     ({"negative_prompt": "fog"}, None, "negative_prompt", "takes none"),
     ({"prompt": "fox " * 3000}, None, "prompt", "at most 2048"),
     ({}, {"guidance_renorm": "local"}, "arguments.guidance_renorm", "one of global, channel, text_channel"),

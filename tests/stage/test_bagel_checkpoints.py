@@ -6,25 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from cli.check import check_model
+from cli.dit_memory import dit_need, encoder_need
 from cli.doctor.fit import model_dtype
-from cli.gpu_plan import dit_bytes
+from cli.pipeline_sizes import read_pipeline
 from cli.plan import DIT_PIPELINE, pipeline_for
-from cli.sizes import pipeline_weights
 from services.common.rpc.digest import checkpoint_digest
 from services.diffusion import pipelines
 from services.diffusion.pipelines import find_checkpoint
 from services.dit.config import DitSettings
 from services.dit.context_parallel.ranks import check as check_parallelism
 from services.dit.models import load_pipeline
+from services.encoder.config import EncoderSettings
+from services.families.bagel.checkpoint import BagelCheckpoint
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
 
 @pytest.fixture(scope="module")
 def checkpoint() -> Path:
     return diffusion_checkpoint("bagel")
+
+
+def _bytes(*models: torch.nn.Module) -> int:
+    return sum(parameter.nbytes for model in models for parameter in model.parameters())
 
 
 def broken(checkpoint: Path, out: Path, how: str) -> None:
@@ -106,10 +113,14 @@ def test_the_command_line_takes_it_for_a_dits(checkpoint: Path) -> None:
     assert model_dtype(model) == "float32"
     for kind in ("dit", "encoder"):
         check_model("--model", model, kind)
-    weights = pipeline_weights(model)
-    assert weights == {name: (checkpoint / f"{name}.safetensors").stat().st_size for name in ("ae", "ema")}
-    streamed = DitSettings(model=model, encoders="stream")
-    assert dit_bytes(weights, streamed) == dit_bytes(weights, DitSettings(model=model))  # it reads the same weights
+    sizes = read_pipeline(model)
+    stored = sum((checkpoint / f"{name}.safetensors").stat().st_size for name in ("ae", "ema"))
+    assert stored - 200_000 < sum(sizes.weights.values()) < stored  # but for the headers
+    alone, streamed = (dit_need(sizes, DitSettings(model=model, encoders=each)).weights for each in ("own", "stream"))
+    parts = BagelCheckpoint(checkpoint).empty(("text_encoder", "transformer", "vae"), torch.float32)
+    assert streamed == _bytes(parts["transformer"], parts["vae"]), "the encoder's process has the rest"
+    assert encoder_need(sizes, EncoderSettings(model=model)).weights == _bytes(parts["text_encoder"])
+    assert streamed < alone == sum(sizes.weights.values())
     assert checkpoint_digest(model)
 
 

@@ -184,6 +184,7 @@ PNG_BOMB = png((20_000, 20_000), "1", 1)
     ("fields", "chunks", "field"),
     [
         ({"prompt": ""}, [], "prompt"),
+        ({"context": [dit_pb2.ContextPart(text="a fox")]}, [], "context"),
         ({"task": 99}, [], "task"),
         ({"num_inference_steps": 0}, [], "num_inference_steps"),
         ({"progress_interval_ms": 60_001}, [], "progress_interval_ms"),

@@ -21,7 +21,7 @@ SMALL = {"width": 64, "height": 64}
 # Checkpoint, fields of a request, its images, and the methods whose results are kept.
 CASES: dict[str, tuple[Callable[[], Path], dict[str, Any], list[Image.Image], tuple[str, ...]]] = {
     "of a row": (lambda: diffusion_checkpoint("z-image"), SMALL, [], ("encode_prompt",)),
-    "a context, of a pipeline of our own": (lambda: diffusion_checkpoint("bagel"), SMALL, [], ("encode_prompt",)),
+    "a context, of a pipeline of our own": (lambda: diffusion_checkpoint("bagel"), SMALL, [], ("encode_part",)),
     "a video of an image": (
         lambda: diffusion_checkpoint("wan-i2v"),
         SMALL | {"num_frames": 5},

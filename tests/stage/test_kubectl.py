@@ -23,6 +23,7 @@ OTHERS = [
     ("single-gpu", ["dit", "inference-pool", "state", "tls"]),
     ("speech", ["ucx", "state"]),
     ("single-gpu", ["asr-llm-tts", "tls"]),
+    ("single-gpu", ["text-dit", "tls"]),
     ("scaled", ["inference-pool"]),
 ]
 # (overlay, components, what kubectl names): those that README's table does not offer
@@ -31,6 +32,7 @@ REFUSED = [
     ("speech", ["dit"], "one-of-the-pipelines"),
     ("single-gpu", ["dit", "text"], "one-of-the-pipelines"),
     ("single-gpu", ["text", "dit"], "one-of-the-pipelines"),
+    ("single-gpu", ["text-dit", "text"], "one-of-the-pipelines"),
     ("cpu-demo", ["speech", "text"], "one-of-the-pipelines"),
     ("scaled", ["speech"], "one-of-the-pipelines"),
     ("scaled", ["state"], "one-gateway"),

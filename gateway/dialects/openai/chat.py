@@ -14,7 +14,7 @@ from gateway.answers.answer import Answer, WholeAnswer, prompt_logprobs, usage
 from gateway.answers.beams import beams
 from gateway.answers.chat_dialog import needs_dialog, run_dialog
 from gateway.answers.gateway import Gateway
-from gateway.answers.images import ImageChat
+from gateway.answers.image_chat import ImageChat, answers_with_images
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
 from gateway.answers.request import ChatCompletionRequest, StreamOptions
@@ -44,7 +44,7 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
 async def answer_chat(http: Request, gateway: Gateway, request: ChatCompletionRequest) -> Response:
     """Raises ApiError."""
     request.model = gateway.catalog.meant(request.model) or ""
-    stage = _stage(gateway, request.model)
+    stage = _stage(gateway, request)
     if KINDS[stage.kind].is_diffusion:
         chat = ImageRun(gateway, request, http, stage)
     else:
@@ -52,13 +52,13 @@ async def answer_chat(http: Request, gateway: Gateway, request: ChatCompletionRe
     return await respond(http, chat, request.stream)
 
 
-def _stage(gateway: Gateway, model: str) -> Stage:
-    """The stage that answers as `model`. Raises ApiError."""
-    answer, image = gateway.pipeline.answer, gateway.pipeline.output("image")
-    if image is not None and (not answer or gateway.catalog.models.get(model) is image):
-        gateway.catalog.require_model(model, image)
+def _stage(gateway: Gateway, request: ChatCompletionRequest) -> Stage:
+    """The stage that answers. Raises ApiError."""
+    image = gateway.pipeline.output("image")
+    if image is not None and answers_with_images(gateway, image, request):
+        gateway.catalog.require_model(request.model, image)
         return image
-    return gateway.catalog.answerer(model)
+    return gateway.catalog.answerer(request.model)
 
 
 class _BaseRun:
@@ -166,8 +166,9 @@ class ImageRun(_BaseRun):
     async def whole(self) -> Response:
         generation = await self._chat.generation(self._meter)
         async with aclosing(self._chat.parts(generation)) as made:
-            parts = {i: part async for i, part in made}
-        messages = {i: {"role": "assistant", "content": [parts[i]], "refusal": None} for i in sorted(parts)}
+            parts = dict([part async for part in made if not isinstance(part, str)])
+        answer = {"role": "assistant", "refusal": None, **self._thought(generation.thoughts)}
+        messages = {i: answer | {"content": [parts[i]]} for i in sorted(parts)}
         choices = [choice(i, {"message": message}, finish_reason="stop") for i, message in messages.items()]
         body = self._head | {"object": "chat.completion", "modality": "image", "choices": choices}
         return await asyncio.to_thread(Json, body | {"quartet": generation.quartet()})  # megabytes of text
@@ -176,10 +177,20 @@ class ImageRun(_BaseRun):
         generation = await self._chat.generation(self._meter)
         head, indices = self._head | {"object": "chat.completion.chunk"}, []
         async with aclosing(self._chat.parts(generation)) as made:
-            async for i, part in made:
+            async for part in made:
+                if isinstance(part, str):
+                    for i in range(generation.start.count if (delta := self._thought(part)) else 0):
+                        yield sse(head | chunk(i, "text", {"role": "assistant", **delta}))
+                    continue
+                i, content = part
                 indices.append(i)
-                delta = {"role": "assistant", "content": [part]}
+                delta = {"role": "assistant", "content": [content]}
                 yield await asyncio.to_thread(sse, head | chunk(i, "image", delta))
         for i in sorted(indices):
             yield sse(head | chunk(i, "image", {}, finish_reason="stop") | {"quartet": generation.quartet()})
         yield DONE
+
+    def _thought(self, text: str) -> dict[str, str]:
+        """Members of a message or a delta for what was written before the images."""
+        shown = text and self._request.include_reasoning is not False
+        return {"reasoning_content": text, "reasoning": text} if shown else {}

@@ -18,6 +18,7 @@ from gateway.http.connection import admitted, named_sse, respond
 from gateway.http.forms import FILE, page, read_form, read_json
 from gateway.http.json_writer import Json
 from gateway.media.check import MediaFile
+from quartet.v1.dit_pb2 import DitProgress
 
 router = APIRouter(tags=["images"])
 
@@ -105,7 +106,7 @@ class ImageAnswer:
                     last = await self._event("completed", event)
                     if left:
                         yield await asyncio.to_thread(named_sse, last)
-                elif wants_progress:
+                elif wants_progress and isinstance(event, DitProgress):
                     steps = {"step": event.step, "num_inference_steps": event.num_inference_steps}
                     yield named_sse({"type": "quartet.progress", "output": event.output, **steps})
         last["quartet"] = self._generation.quartet() | last["quartet"]

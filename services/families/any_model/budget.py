@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from services.families.any_model.generating import read_by_thinker
 from services.families.any_model.sections import text_sections
 from services.sizes import DTYPE_BYTES, Sizes, adapted_bytes, kv_bytes, weights_dtype
 
@@ -22,11 +23,12 @@ def sizes(config: Mapping[str, Any], tensors: Iterable[tuple[str, int]]) -> Size
         per_token = text["num_hidden_layers"] * (latent + text["qk_rope_head_dim"]) * element
     else:
         kv_heads, per_token = of_text["num_key_value_heads"], kv_bytes(of_text, element)
+    reads = read_by_thinker(config)
     adapted: dict[str, tuple[int, int]] = {}
     with suppress(KeyError, ValueError):  # no such layers
         adapted = adapted_bytes(of_text, element)
     return Sizes(
-        weights={"thinker": sum(size for _, size in tensors)},
+        weights={"thinker": sum(size for name, size in tensors if reads(name))},
         heads=heads,
         kv_heads=kv_heads,
         kv_per_token=per_token,

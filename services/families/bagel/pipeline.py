@@ -30,15 +30,15 @@ from services.families.bagel.sizes import PIXELS_A_LATENT
 
 _PIXELS = PIXELS_A_LATENT * PATCH  # a token, along a side
 MAX_THINK_TOKENS = 1000
+_Part = str | Image.Image
 _Encoded = tuple[Tensor, int, int, int, Tensor | None, int, str]
 
 
 @dataclass
 class BagelOutput(BaseOutput):
-    """Pictures, as `output_type` says, and what was written before them."""
+    """Pictures, as `output_type` says."""
 
     images: Any
-    thoughts: str
 
 
 class BagelPipeline(OwnPipeline):
@@ -104,12 +104,12 @@ class BagelPipeline(OwnPipeline):
         scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0)  # times are shifted before they come here
         return cls(**models, scheduler=scheduler, tokenizer=checkpoint.tokenizer)
 
-    def encode_prompt(self, prompt: str, images: list[Image.Image], think: bool, max_think_tokens: int) -> _Encoded:
+    def encode_prompt(self, before: list[_Part], prompt: str, think: bool, max_think_tokens: int) -> _Encoded:
         """Reads all that comes before the picture.
 
         Args:
-            prompt: the text behind the pictures.
-            images: read one after another, each as latents and as patches.
+            before: texts, and pictures, each read as latents and as patches.
+            prompt: the text behind them.
             think: whether a text is written, greedily, before the picture.
             max_think_tokens: its most tokens, with the one that begins it.
 
@@ -119,18 +119,21 @@ class BagelPipeline(OwnPipeline):
             and thoughts, (1, length, context_width), or None if it is the first one, and its next position; the
             thoughts.
         """
-        contexts = Contexts(self.text_encoder, self.tokenizer)
+        contexts = Contexts(self.text_encoder, self.tokenizer, self.kept)
         whole = contexts.new()
         if think:
             whole = contexts.text(whole, THINK_FIRST)
-        no_image = whole if images or think else None
-        for image in images:
-            whole = contexts.picture(whole, image)
-        no_text = whole
-        whole = contexts.text(whole, prompt)
-        if no_image is not None:
-            no_image = contexts.text(no_image, prompt) if images else whole
-        thoughts = contexts.write(whole, max_think_tokens) if think else ""
+        no_text = no_image = whole
+        for part in (*before, prompt):
+            no_text = whole
+            if isinstance(part, str):
+                whole = contexts.text(no_text, part)
+                no_image = whole if no_image is no_text else contexts.text(no_image, part)
+            else:
+                whole = contexts.picture(no_text, part)
+        if no_image is whole and not think:
+            no_image = None
+        thoughts = contexts.write(whole, max_think_tokens, self.wrote) if think else ""
         if think:
             whole = contexts.text(whole, thoughts)
         length, other = no_text.states.shape[1], no_image or whole
@@ -141,6 +144,7 @@ class BagelPipeline(OwnPipeline):
     def __call__(
         self,
         prompt: str,
+        context: list[_Part] | None = None,
         image: list[Image.Image] | Image.Image | None = None,
         height: int | None = None,
         width: int | None = None,
@@ -160,7 +164,8 @@ class BagelPipeline(OwnPipeline):
 
         Args:
             prompt: what it shows, or how pictures are changed.
-            image: those, in the order in which they are read.
+            context: a conversation of texts and pictures, read before all else.
+            image: pictures, read after it and before the prompt.
             height, width: in pixels, multiples of 16; None: of the last picture as it is read, else the largest.
             num_inference_steps: Euler's steps.
             guidance_scale: by the text; up to 1: no guidance at all.
@@ -180,7 +185,9 @@ class BagelPipeline(OwnPipeline):
             InvalidInput: names the further argument.
         """
         images = [] if image is None else list(image) if isinstance(image, (list, tuple)) else [image]
-        edits = bool(images)
+        before = [*(context or []), *images]
+        pictures = [part for part in before if not isinstance(part, str)]
+        edits = bool(pictures)
         guidance = Guidance(
             guidance_scale,
             image_guidance_scale if image_guidance_scale is not None else 2.0 if edits else 1.5,
@@ -190,8 +197,9 @@ class BagelPipeline(OwnPipeline):
         )
         require(0 < timestep_shift <= 100, "arguments.timestep_shift", "must be over 0 and at most 100")
         require(max_think_tokens > 0, "arguments.max_think_tokens", "must be at least 1")
-        width, height = self._size(images, width, height)
-        encoded = self.encode_prompt(prompt, images, think, max_think_tokens)
+        width, height = self._size(pictures, width, height)
+        encoded = self.encode_prompt(before, prompt, think, max_think_tokens)
+        self.wrote(encoded[-1])  # another output may have read it, or another process
         branches = self._branches(encoded)
         rows, columns = height // _PIXELS, width // _PIXELS
         sizes, device = self.transformer.sizes, self._execution_device
@@ -209,7 +217,7 @@ class BagelPipeline(OwnPipeline):
             scaled = found / self.vae.config.scaling_factor + self.vae.config.shift_factor
             found = self.vae.decode(scaled.to(self.transformer.dtype), return_dict=False)[0]
             found = self.image_processor.postprocess(found.float(), output_type=output_type)
-        return BagelOutput(images=found, thoughts=encoded[-1])
+        return BagelOutput(images=found)
 
     def _size(self, images: list[Image.Image], width: int | None, height: int | None) -> tuple[int, int]:
         """(width, height), in pixels."""

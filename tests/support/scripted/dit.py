@@ -7,7 +7,7 @@ from tests.support.scripted.script import TIMINGS, Script
 
 DIT_STEPS = 4
 DRAWN_SEED = 99
-DIT_THOUGHTS = "a boat, seen from the shore"  # if `think` is among the further arguments
+DIT_THOUGHTS = "a boat, seen from the shore"  # in two pieces, if `think` is among the further arguments
 PICTURES = server_info_pb2.DitInfo(
     tasks=[dit_pb2.DIT_TASK_TEXT_TO_IMAGE, dit_pb2.DIT_TASK_IMAGE_EDIT],
     pipeline="ScriptedPipeline",
@@ -53,6 +53,8 @@ class Dit(dit_pb2_grpc.DitServiceServicer):
         steps, count = start.num_inference_steps or DIT_STEPS, start.count or 1
         started = dit_pb2.DitStarted(seed=seed, count=count, num_inference_steps=steps)
         outputs = [dit_pb2.DitServiceGenerateResponse(started=started)]
+        for text in (DIT_THOUGHTS[:7], DIT_THOUGHTS[7:]) if "think" in start.arguments else ():
+            outputs.append(dit_pb2.DitServiceGenerateResponse(thoughts=dit_pb2.DitThoughts(text=text)))
         for step in range(1, steps + 1):
             for output in range(count):
                 progress = dit_pb2.DitProgress(output=output, step=step, num_inference_steps=steps)
@@ -69,8 +71,7 @@ class Dit(dit_pb2_grpc.DitServiceServicer):
                     output=output, first=rows.start, total=len(picture), data=_pixels(picture[rows])
                 )
                 outputs.append(dit_pb2.DitServiceGenerateResponse(piece=piece))
-        thoughts = DIT_THOUGHTS if "think" in start.arguments else ""
-        facts = {"count": count, "steps": steps * count, "mean_batch": count, "thoughts": thoughts}
+        facts = {"count": count, "steps": steps * count, "mean_batch": count}
         summary = dit_pb2.DitSummary(**facts, timings=TIMINGS)
         outputs.append(dit_pb2.DitServiceGenerateResponse(summary=summary))
         async for output in self.script.play(start, outputs, context):

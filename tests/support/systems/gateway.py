@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import openai
@@ -109,12 +111,19 @@ async def serving(app, settings: GatewaySettings):
 
 
 @contextlib.asynccontextmanager
-async def running(pipeline: Path = SPEECH, talker: server_info_pb2.TalkerInfo | None = None, **settings):
+async def running(
+    pipeline: Path = SPEECH,
+    talker: server_info_pb2.TalkerInfo | None = None,
+    more: Mapping[str, server_info_pb2.GetServerInfoResponse] = MappingProxyType({}),
+    **settings,
+):
     """A gateway of `pipeline` in this process, before scripted stages: their names say their kinds. The talker says of
-    itself what `talker` does."""
+    itself what `talker` does, other stages what `more` has, by name, besides what they say anyway."""
     async with scripted_stages(*load_pipeline(pipeline).stages) as stages:
         if talker is not None:
             stages.infos["talker"].info.talker.CopyFrom(talker)
+        for name, info in more.items():
+            stages.infos[name].info.MergeFrom(info)
         loaded = GatewaySettings(pipeline=pipeline, **{"health_timeout_s": HEALTH_TIMEOUT_S, **settings})
         app = create_app(loaded, load_pipeline(pipeline, stages.addresses))
         async with serving(app, loaded) as url:

@@ -1,0 +1,58 @@
+"""GPU memory of a checkpoint, from its config files and the shapes of its tensors. Imports no torch."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from services.families.any_model.budget import sizes as sizes
+from services.sizes import ContextSizes, PipelineSizes, kv_bytes, layer_kv_bytes
+
+INDEX, WEIGHTS, VAE_WEIGHTS = "llm_config.json", "ema.safetensors", "ae.safetensors"
+"""Files of a pipeline's checkpoint; it is known by the first."""
+_READ_ONLY = ("language_model.lm_head.", "vit_model.", "vit_pos_embed.", "connector.")  # no step calls these
+_STEPS_ONLY = ("llm2vae.",)
+_LATENT_PLACES, _PATCH_PLACES = "latent_pos_embed.pos_embed", "vit_pos_embed.pos_embed"
+_BRANCHES = 3  # of guidance: all that was said, that without the text, that without pictures
+_MARKS = 2  # tokens around a picture, each time that it is read
+_PROMPT_TOKENS = 128
+
+
+def pipeline(
+    config: Mapping[str, Any], weights: Mapping[str, tuple[int, ...]], vae: Mapping[str, tuple[int, ...]], element: int
+) -> PipelineSizes:
+    """What dit and encoder take.
+
+    Args:
+        config: llm_config.json.
+        weights, vae: shapes of the tensors of `WEIGHTS` and of `VAE_WEIGHTS`, by name.
+        element: bytes of a number of the loaded weights, whatever the files have.
+
+    Raises:
+        KeyError: a key or a tensor is missing.
+    """
+    parts: dict[str, int] = dict.fromkeys(("reader", "transformer", "denoiser", "vae_encoder", "vae_decoder"), 0)
+    for name, shape in weights.items():
+        read_only, steps_only = name.startswith(_READ_ONLY), name.startswith(_STEPS_ONLY)
+        parts["reader" if read_only else "denoiser" if steps_only else "transformer"] += _elements(shape) * element
+    for name, shape in vae.items():
+        parts["vae_encoder" if name.startswith("encoder.") else "vae_decoder"] += _elements(shape) * element
+    latents, patches = weights[_LATENT_PLACES][0], weights[_PATCH_PLACES][0]
+    return PipelineSizes(
+        parts,
+        of_encoder=frozenset({"reader", "transformer", "vae_encoder"}),
+        beside_encoder=frozenset({"transformer", "denoiser", "vae_encoder", "vae_decoder"}),
+        context=ContextSizes(
+            per_token=kv_bytes(config, element),
+            tokens=latents + patches + 2 * _MARKS + _PROMPT_TOKENS,
+            branches=_BRANCHES,
+            of_layer=layer_kv_bytes(config, element),
+            denoised_tokens=latents + _MARKS,
+            what="edits of the largest picture",
+        ),
+    )
+
+
+def _elements(shape: Iterable[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
