@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from services.families.bagel.thinker_config import ARCHITECTURE, END, LLM, MARKS, PICTURE, START, as_published, read
+from services.families.bagel.files import END, LLM, MARKS, START, read
+from services.families.bagel.thinker_config import ARCHITECTURE, PICTURE, as_published
 from services.sizes import weights_dtype
 from services.thinker.family import ThinkerCheckpoint
 from services.thinker.plugin.rows import RowKind

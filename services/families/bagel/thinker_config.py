@@ -1,28 +1,13 @@
 """The thinker's configuration for vLLM, from the files that the published program reads. Imports no vLLM."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-LLM, VISION, WEIGHTS = "llm_config.json", "vit_config.json", "ema.safetensors"
-VISION_EPS = 1e-6  # of the norms, where vit_config.json says none
-START, END, PICTURE = "<|im_start|>", "<|im_end|>", "<|image_pad|>"
-MARKS = ("<|vision_start|>", "<|vision_end|>")
+from services.families.bagel.files import LLM, VISION, VISION_EPS, WEIGHTS, read
+
+PICTURE = "<|image_pad|>"
 ARCHITECTURE, MODEL_TYPE = "BagelForConditionalGeneration", "bagel"
-
-
-def read(folder: Path, name: str) -> dict[str, Any]:
-    """The object in a file of the checkpoint. Raises ValueError: it is missing, or no object."""
-    try:
-        stated: Any = json.loads((folder / name).read_text())
-    except FileNotFoundError:
-        raise ValueError(f"{folder} has no {name}: the checkpoint is not whole") from None
-    except ValueError as error:
-        raise ValueError(f"{folder / name} is not JSON: {error}") from None
-    if not isinstance(stated, dict):
-        raise ValueError(f"{folder / name} is not an object")
-    return stated  # pyright: ignore[reportUnknownVariableType]
 
 
 def as_published(folder: Path, marks: tuple[int, int], config: Any) -> Any:

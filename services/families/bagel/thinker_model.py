@@ -15,9 +15,10 @@ from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.utils import init_vllm_registered_model, maybe_prefix
 from vllm.multimodal import MULTIMODAL_REGISTRY
 
+from services.families.bagel.files import WEIGHTS
 from services.families.bagel.latents import grid_of
 from services.families.bagel.names import published
-from services.families.bagel.thinker_config import PICTURE, WEIGHTS
+from services.families.bagel.thinker_config import PICTURE
 from services.families.bagel.thinker_pictures import LargestPictures, PictureInfo, PictureProcessor
 from services.families.bagel.vision import Connector, Vision, VisionSizes
 

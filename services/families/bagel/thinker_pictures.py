@@ -15,10 +15,11 @@ from vllm.multimodal.processing import (
     PromptReplacement,
 )
 
+from services.families.bagel.files import MARKS
 from services.families.bagel.latents import PATCH, to_tokens
 from services.families.bagel.pictures import for_latents, for_patches
 from services.families.bagel.sizes import PIXELS_A_LATENT
-from services.families.bagel.thinker_config import MARKS, PICTURE
+from services.families.bagel.thinker_config import PICTURE
 
 _PIXELS = PIXELS_A_LATENT * PATCH  # a token of latents, along a side
 

@@ -1,12 +1,11 @@
 """Whole pictures in a step, in models whose pictures see all of themselves.
 
-vLLM keeps a step from ending within a picture, but where the prefix cache has the picture's beginning.
+vLLM keeps a step from ending within a picture that it does not begin with. One that it begins with, such as the first of
+a prompt, or one of which the prefix cache has a part, it may cut.
 """
 
 from functools import wraps
 from typing import Any
-
-_NOTHING = 0
 
 
 def keep_media_whole() -> None:
@@ -31,6 +30,6 @@ def keep_media_whole() -> None:
 
 
 def fitting(computed: int, new: int, ranges: list[tuple[int, int]]) -> int:
-    """Of `new` tokens behind `computed` ones, how many can be taken: none of a medium, (first, end), that has been
-    begun and would not be ended."""
-    return next((_NOTHING for first, end in ranges if first < computed < end and computed + new < end), new)
+    """Of `new` tokens behind `computed` ones, how many can be taken: none of a medium, (first, end), that comes next and
+    would not be ended."""
+    return next((0 for first, end in ranges if first <= computed < end and computed + new < end), new)
