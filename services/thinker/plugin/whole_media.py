@@ -1,7 +1,7 @@
 """Whole pictures in a step, in models whose pictures see all of themselves.
 
-vLLM keeps a step from ending within a picture that it does not begin with. One that it begins with, such as the first of
-a prompt, or one of which the prefix cache has a part, it may cut.
+vLLM keeps a step from ending within a picture that it does not begin with. One that it begins with, such as the first
+of a prompt, or one of which the prefix cache has a part, it may cut.
 """
 
 from functools import wraps
@@ -30,6 +30,6 @@ def keep_media_whole() -> None:
 
 
 def fitting(computed: int, new: int, ranges: list[tuple[int, int]]) -> int:
-    """Of `new` tokens behind `computed` ones, how many can be taken: none of a medium, (first, end), that comes next and
-    would not be ended."""
+    """Of `new` tokens behind `computed` ones, how many can be taken: none of a medium, (first, end), that comes next
+    and would not be ended."""
     return next((0 for first, end in ranges if first <= computed < end and computed + new < end), new)
