@@ -96,7 +96,7 @@ FAMILIES = (
     Family("qwen3_omni", ("qwen3_omni_moe",), "qwen3-omni.yaml"),
     Family("qwen2_5_omni", ("qwen2_5_omni",), "qwen2.5-omni.yaml"),
     Family("qwen3_tts", ("qwen3_tts",), "speech.yaml"),
-    Family("bagel", (), "dit.yaml"),
+    Family("bagel", ("bagel",), "dit.yaml"),
 )
 ANY_MODEL = Family("any_model", (), TEXT_PIPELINE)
 """Of a checkpoint that no row is about: what it is, is found by looking."""

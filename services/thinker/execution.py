@@ -209,11 +209,14 @@ def engine_args(
 
 
 def make_room_for_media(config: "VllmConfig") -> None:
-    """Lets a picture, sound or video have more tokens than a step: vLLM's room for one is by default that of a step,
-    which is short on a CPU."""
+    """Lets a picture, sound or video have more tokens than a step, if the model can read it in several: vLLM's room for
+    one is by default that of a step, which is short on a CPU."""
     if config.model_config.is_encoder_decoder:  # it reserves what its encoder may take for each request
         return
     scheduler = config.scheduler_config
+    if config.model_config.is_mm_prefix_lm:  # a picture is read in one step; vLLM sees to that on GPUs alone
+        scheduler.disable_chunked_mm_input = True
+        return
     room = min(_MEDIUM_TOKENS_ON_CPU, config.model_config.max_model_len)
     scheduler.encoder_cache_size = max(scheduler.encoder_cache_size, room)
     scheduler.max_num_encoder_input_tokens = max(scheduler.max_num_encoder_input_tokens, room)

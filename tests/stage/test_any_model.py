@@ -56,9 +56,32 @@ class Served:
             reason = step.finish_reason
         return prompt, ids, reason
 
+    async def scores(self, conversation: Conversation) -> torch.Tensor:
+        """Log-probabilities of the tokens of the answer, (TOKENS,)."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.DELTA
+        )
+        prompt, found = await self.preprocessor.prepare(conversation), list[float]()
+        async for step in self.engine.generate("s", prompt, params):
+            found += [each[i].logprob for i, each in zip(step.token_ids, step.logprobs, strict=True)]
+        return torch.tensor(found)
+
     @torch.inference_mode()
     def expected(self, conversation: Conversation) -> tuple[list[int], list[int]]:
         """Token ids of prompt and answer, past any end."""
+        ids, length, _ = self._generated(conversation)
+        return ids[:length].tolist(), ids[length:].tolist()
+
+    @torch.inference_mode()
+    def expected_scores(self, conversation: Conversation) -> torch.Tensor:
+        ids, length, logits = self._generated(conversation)
+        return logits.log_softmax(-1).gather(1, ids[length:, None])[:, 0]
+
+    def _generated(self, conversation: Conversation) -> tuple[torch.Tensor, int, torch.Tensor]:
+        """Token ids of prompt and answer, how many are the prompt's, and the logits of the others."""
         checkpoint = self.engine.checkpoint
         media = self._decoded(conversation)
         if conversation.raw is not None:
@@ -67,9 +90,10 @@ class Served:
             turns = [{"role": each.role, "content": self._content(each.parts)} for each in conversation.messages]
             text = checkpoint.processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             inputs = checkpoint.processor(text=text, return_tensors="pt", add_special_tokens=False, **media)
-        ids = self.reference.generate(**inputs, max_new_tokens=TOKENS, do_sample=False, num_beams=1, eos_token_id=None)
-        length = inputs["input_ids"].shape[1]
-        return ids[0, :length].tolist(), ids[0, length:].tolist()
+        options = {"max_new_tokens": TOKENS, "do_sample": False, "num_beams": 1, "eos_token_id": None}
+        options |= {"return_dict_in_generate": True, "output_logits": True}
+        made = self.reference.generate(**inputs, **options)
+        return made.sequences[0], inputs["input_ids"].shape[1], torch.cat(made.logits)
 
     def _decoded(self, conversation: Conversation) -> dict[str, Any]:
         """The reference's arguments, from the frames and samples that our decoders give."""
@@ -157,12 +181,15 @@ async def test_answers_about_pictures_are_those_of_transformers(served: Served) 
         Conversation(
             [*said(other, picture, "Both?").messages, Message("assistant", ["a cat"]), *said("Yes?").messages]
         ),
+        said("hello the world " * 30, picture, "And this?"),  # behind more than a window and a step
     ]
     expected = [served.expected(each) for each in conversations]
     for _ in range(2):
         results = await asyncio.gather(*map(served.run, conversations))
         assert [(prompt.token_ids, ids) for prompt, ids, _ in results] == expected
-    for (prompt, *_), count in zip(results, (1, 2), strict=True):
+    for each in conversations:  # tokens say little of what is seen: with other attention they are often the same
+        assert (await served.scores(each) - served.expected_scores(each)).abs().max() < 1e-4
+    for (prompt, *_), count in zip(results, (1, 2, 1), strict=True):
         assert prompt.audio_tokens == 0
         assert prompt.image_tokens == sum(end - begin for begin, end in prompt.multimodal) > 0
         assert len(prompt.multimodal) == count

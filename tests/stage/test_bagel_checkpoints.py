@@ -63,7 +63,7 @@ def broken(checkpoint: Path, out: Path, how: str) -> None:
         ("activation", "llm_config.json: hidden_act is 'gelu'; silu is served"),
         ("cut", "ema.safetensors is corrupt or not all there"),
         ("tensor", "ema.safetensors has no connector.fc1.bias"),
-        ("shape", r"mlp.*weight is \[80, 48\], not \[81, 48\], which the config files say"),
+        ("shape", r"mlp.*weight is \[80, 128\], not \[81, 128\], which the config files say"),
     ],
 )
 def test_a_checkpoint_that_is_not_whole_is_refused(checkpoint: Path, tmp_path: Path, how: str, words: str) -> None:

@@ -4,10 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from services.families.any_model.budget import sizes as sizes
+from services.families.bagel.files import LLM
+from services.families.bagel.files import VAE_WEIGHTS as VAE_WEIGHTS
+from services.families.bagel.files import WEIGHTS as WEIGHTS
 from services.sizes import ContextSizes, PipelineSizes, kv_bytes, layer_kv_bytes
 
-INDEX, WEIGHTS, VAE_WEIGHTS = "llm_config.json", "ema.safetensors", "ae.safetensors"
-"""Files of a pipeline's checkpoint; it is known by the first."""
+INDEX = LLM
+"""The file by which a pipeline's checkpoint is known."""
 _READ_ONLY = ("language_model.lm_head.", "vit_model.", "vit_pos_embed.", "connector.")  # no step calls these
 _STEPS_ONLY = ("llm2vae.",)
 _LATENT_PLACES, _PATCH_PLACES = "latent_pos_embed.pos_embed", "vit_pos_embed.pos_embed"

@@ -1,10 +1,9 @@
 """Reads a checkpoint in the published format: sizes of its config files and tensors, and weights."""
 
-import json
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights  # pyright: ignore[reportMissingTypeStubs]
@@ -13,6 +12,7 @@ from torch import nn
 from transformers import Qwen2Tokenizer
 
 from services.families.bagel.denoiser import BagelDenoiser
+from services.families.bagel.files import LLM, MARKS, VAE_WEIGHTS, VISION, VISION_EPS, WEIGHTS, read
 from services.families.bagel.latents import PATCH
 from services.families.bagel.mot import MotSizes
 from services.families.bagel.names import published, published_vae
@@ -20,13 +20,9 @@ from services.families.bagel.reader import BagelReader
 from services.families.bagel.sizes import BagelSizes
 from services.families.bagel.tensor_file import TensorFile
 from services.families.bagel.vision import VisionSizes
-from services.registry import ConfigSection
 
-LLM, VISION, WEIGHTS, VAE_WEIGHTS = "llm_config.json", "vit_config.json", "ema.safetensors", "ae.safetensors"
 SCALING, SHIFT = 0.3611, 0.1159  # of FLUX.1's latents; no file says them
 VAE_LEVELS = 4  # it scales by 8
-MARKS = ("<|vision_start|>", "<|vision_end|>")
-VISION_EPS = 1e-6  # of the norms, where vit_config.json says none
 
 
 class BagelCheckpoint:
@@ -50,7 +46,7 @@ class BagelCheckpoint:
         self.sizes, self.vae = self._sizes(), self._vae()
 
     def _sizes(self) -> BagelSizes:
-        llm, vision = (_read(self.folder / name) for name in (LLM, VISION))
+        llm, vision = (read(self.folder, name) for name in (LLM, VISION))
         if (activation := llm.get("hidden_act", "silu")) != "silu":
             raise ValueError(f"{self.folder / LLM}: hidden_act is {activation!r}; silu is served")
         marks = [self.tokenizer.convert_tokens_to_ids(token) for token in MARKS]
@@ -114,16 +110,6 @@ class BagelCheckpoint:
                     path, _, last = own.rpartition(".")
                     setattr(model.get_submodule(path), last, shared[name])
         return {name: model.eval().requires_grad_(False) for name, model in made.items()}
-
-
-def _read(file: Path) -> ConfigSection:
-    try:
-        stated: Any = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
-    if not isinstance(stated, dict):
-        raise ValueError(f"{file} is not an object")
-    return ConfigSection(cast("dict[str, Any]", stated), f"{file}: ")
 
 
 def vae_arguments(widths: tuple[int, ...], blocks: int, latent_channels: int) -> dict[str, Any]:

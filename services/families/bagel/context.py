@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from services.families.bagel.files import END, START
 from services.families.bagel.latents import PATCH
 from services.families.bagel.pictures import for_latents, for_patches, pixels_of
 from services.families.bagel.reader import BagelReader
@@ -20,7 +21,6 @@ THINK_FIRST = (
     "image here"
 )
 """The published program's text before all else, for a model that thinks before it draws."""
-_START, _END = "<|im_start|>", "<|im_end|>"
 _NO_CHARACTER = "\ufffd"  # stands for bytes that are none, or not all of one
 
 
@@ -48,7 +48,7 @@ class Contexts:
 
     def __init__(self, reader: BagelReader, tokenizer: Any, kept: Keeps) -> None:
         self._reader, self._tokenizer, self._kept = reader, tokenizer, kept
-        self._start, self._end = tokenizer.convert_tokens_to_ids([_START, _END])
+        self._start, self._end = tokenizer.convert_tokens_to_ids([START, END])
 
     def new(self) -> Context:
         return Context(self._reader.empty(), 0)
@@ -111,7 +111,7 @@ class Contexts:
     def _written(self, ids: list[int]) -> str:
         """The text of a turn, without its marks."""
         text: str = self._tokenizer.decode(ids)
-        return text.split(_END)[0].split(_START)[1]
+        return text.split(END)[0].split(START)[1]
 
     def _ids(self, context: Context, ids: list[int]) -> tuple[Context, Tensor]:
         tensor = torch.tensor(ids, device=self._reader.device)

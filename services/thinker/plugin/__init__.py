@@ -13,6 +13,7 @@ from services.registry import families
 from services.thinker.cpu import vllm_is_for_cpus
 from services.thinker.plugin.chosen_logprobs import keep_alternatives
 from services.thinker.plugin.prompt_scores import score_prompts
+from services.thinker.plugin.whole_media import keep_media_whole
 
 SCRATCH_DIR = "QUARTET_SCRATCH_DIR"
 """Environment variable: directory to remove when the process that made it is gone."""
@@ -33,5 +34,9 @@ def register() -> None:
         return
     keep_alternatives()
     score_prompts()
+    keep_media_whole()
     if vllm_is_for_cpus():
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+        register_backend(AttentionBackendEnum.CPU_ATTN, "services.thinker.plugin.prefix_attention.PrefixBackend")
         lower_priority()  # the event loops go before the engine; its other threads inherit the priority

@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from services.families.bagel.files import LLM, VISION
+from services.families.bagel.thinker_config import ARCHITECTURE, MODEL_TYPE
 from services.families.bagel.tiny.shape import BagelShape
 from services.families.tiny_sizes import read_table
 
@@ -29,9 +31,13 @@ def write_checkpoint(out: Path, size: str) -> None:
     tokenizer: Any = make_tokenizer(shape.merges)
     ids = token_ids(tokenizer, {"bos_token_id": "<|endoftext|>", "eos_token_id": "<|im_end|>"})
     vocabulary = padded_vocabulary(len(tokenizer))
-    write_json(out / "llm_config.json", {**_LLM, **shape.llm, **ids, "vocab_size": vocabulary})
+    llm = {**_LLM, **shape.llm, **ids, "vocab_size": vocabulary}
+    write_json(out / LLM, llm)
     image = shape.vision_side * shape.vision["patch_size"]
-    write_json(out / "vit_config.json", {**shape.vision, "image_size": image, "model_type": "siglip_vision_model"})
+    vision = {**shape.vision, "image_size": image, "model_type": "siglip_vision_model"}
+    write_json(out / VISION, vision)
+    whole = {"llm_config": llm, "vit_config": vision, "vit_max_num_patch_per_side": shape.vision_side}
+    write_json(out / "config.json", {"architectures": [ARCHITECTURE], "model_type": MODEL_TYPE, **ids, **whole})
     tokenizer.save_pretrained(out)
     bpe = json.loads((out / "tokenizer.json").read_text())["model"]  # the published program reads two other files
     write_json(out / "vocab.json", bpe["vocab"])

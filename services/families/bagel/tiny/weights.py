@@ -10,8 +10,9 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import nn
 
-from services.families.bagel.checkpoint import LLM, MARKS, VAE_LEVELS, VAE_WEIGHTS, VISION_EPS, WEIGHTS, vae_arguments
+from services.families.bagel.checkpoint import VAE_LEVELS, vae_arguments
 from services.families.bagel.denoiser import BagelDenoiser
+from services.families.bagel.files import LLM, MARKS, VAE_WEIGHTS, VISION_EPS, WEIGHTS
 from services.families.bagel.mot import MotSizes
 from services.families.bagel.names import published, published_vae
 from services.families.bagel.reader import BagelReader
