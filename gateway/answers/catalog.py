@@ -66,6 +66,12 @@ class Catalog:
             return self.model_of(self._pipeline.output("text") or self._pipeline.main)
         return name
 
+    def also_makes_images(self, model: str | None) -> bool:
+        """Whether the answers of `model` are one stage's, and its images another's."""
+        image = self._pipeline.output("image")
+        stage = self.models.get(model or "")
+        return image is not None and stage is not None and stage is not image and model == self.model_of(image)
+
     def parent_of(self, model: str) -> str | None:
         """The model that `model` is an adapter of, if it is one."""
         stage = self.models.get(model)

@@ -1,7 +1,7 @@
 """The conversation of a chat with tools that run here, for the answer loop."""
 
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from itertools import count
 from typing import Any
@@ -27,7 +27,9 @@ def needs_dialog(gateway: Gateway, request: ChatCompletionRequest) -> bool:
     """Whether the request has tools that run here, or images that one made and that are read here."""
     if any(tool.type in TOOLS for tool in request.tools or ()):
         return True
-    return ImageGenerator.name in gateway.settings.hosted_tools and any(map(_has_images, request.messages))
+    if ImageGenerator.name not in gateway.settings.hosted_tools or gateway.catalog.also_makes_images(request.model):
+        return False
+    return any(map(_has_images, request.messages))
 
 
 async def run_dialog(
@@ -110,7 +112,7 @@ class ChatDialog:
         """Adds a message of the request. Images become the call that made them, and its result."""
         if isinstance(message, AssistantMessage) and _has_images(message):
             inline = [(part.image_url.url, None) for part in message.content or () if isinstance(part, ImagePart)]
-            for url, prompt in [*sent_images(message, f"messages[{self._place}]"), *inline]:
+            for url, prompt in [*conversation.sent_images(message, f"messages[{self._place}]"), *inline]:
                 called_with = {"prompt": self._last_words if prompt is None else prompt}
                 call = self._new_call(ImageGenerator.name, ImageGenerator.arguments(called_with))
                 self._add(AssistantMessage(role="assistant", tool_calls=[call]))
@@ -180,18 +182,3 @@ class ChatDialog:
 
     def own_name(self, member: str) -> str:
         return re.sub(r"^messages\[(\d+)\]", lambda found: f"messages[{self._places[int(found[1])]}]", member)
-
-
-def sent_images(message: AssistantMessage, field: str) -> Iterator[tuple[str, str | None]]:
-    """(URL, prompt if known) of each of an answer's `images`. Raises ApiError: 400."""
-    given = message.images or []
-    if not isinstance(given, list):
-        raise invalid(f"{field}.images", "must be a list of {type: image_url, image_url: {url}}", "invalid_type")
-    for i, each in enumerate(given):
-        place = each.get("image_url") if isinstance(each, dict) else None
-        url = place.get("url") if isinstance(place, dict) else None
-        if not isinstance(url, str) or not url:
-            reason = "required: send the picture back as it was told"
-            raise invalid(f"{field}.images[{i}].image_url.url", reason, "missing_required_parameter")
-        prompt = each.get("revised_prompt")
-        yield url, prompt if isinstance(prompt, str) else None

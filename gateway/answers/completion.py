@@ -16,8 +16,8 @@ from gateway.answers.answer import WholeAnswer, usage
 from gateway.answers.answer_speech import AnswerSpeech, answer_speech
 from gateway.answers.beams import beams
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import refuse_large
 from gateway.answers.meter import Meter
+from gateway.answers.prompt_messages import refuse_large
 from gateway.answers.request import AudioFormat, WriterSampling
 from gateway.answers.sampling import sampling_of, talker_sampling
 from gateway.errors import in_own_terms, invalid

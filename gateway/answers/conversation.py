@@ -1,11 +1,13 @@
 """Messages of a chat request."""
 
+from collections.abc import Iterator
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from gateway.answers.harmless import CACHING, MEDIA, OF_OTHER_MESSAGES
+from gateway.errors import invalid
 from gateway.validation import Lenient, Listed, Strict, ignoring
 from services.common.text import ROLE_NAME
 
@@ -193,6 +195,21 @@ class AssistantMessage(Lenient):
     reasoning_content: str | None = None
     reasoning: str | None = None
     images: Any = Field(default=None, description="pictures that image_generation made; not read without that tool")
+
+
+def sent_images(message: AssistantMessage, field: str) -> Iterator[tuple[str, str | None]]:
+    """(URL, prompt if known) of each of an answer's `images`. Raises ApiError: 400."""
+    given = message.images or []
+    if not isinstance(given, list):
+        raise invalid(f"{field}.images", "must be a list of {type: image_url, image_url: {url}}", "invalid_type")
+    for i, each in enumerate(given):
+        place = each.get("image_url") if isinstance(each, dict) else None
+        url = place.get("url") if isinstance(place, dict) else None
+        if not isinstance(url, str) or not url:
+            reason = "required: send the picture back as it was told"
+            raise invalid(f"{field}.images[{i}].image_url.url", reason, "missing_required_parameter")
+        prompt = each.get("revised_prompt")
+        yield url, prompt if isinstance(prompt, str) else None
 
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")

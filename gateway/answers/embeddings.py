@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import refuse_large
 from gateway.answers.meter import Meter
+from gateway.answers.prompt_messages import refuse_large
 from gateway.errors import in_own_terms, invalid
 from gateway.pipeline.embedder import Results, results
 from gateway.validation import Strict

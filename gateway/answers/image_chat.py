@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from gateway.answers.chat_dialog import sent_images
 from gateway.answers.conversation import (
     AssistantMessage,
     ImagePart,
@@ -16,13 +15,15 @@ from gateway.answers.conversation import (
     TextPart,
     ToolMessage,
     UserMessage,
+    sent_images,
 )
 from gateway.answers.diffusion import ImageOptions, ImagePipelineOptions, ImageRequest
 from gateway.answers.extensions import OF_ONE_TEXT
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import GeneratedImage, ImageGeneration, InputImages, begin, image_facts
-from gateway.answers.jobs import last_words, media_file, refuse_large, refuse_members
+from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.meter import Meter
+from gateway.answers.prompt_messages import media_file, refuse_large
 from gateway.answers.request import ChatCompletionRequest
 from gateway.answers.tools.events import image_url
 from gateway.errors import in_own_terms, invalid
@@ -58,10 +59,9 @@ class _Said:
 def answers_with_images(gateway: Gateway, stage: Stage, request: ChatCompletionRequest) -> bool:
     """Whether `stage`, which makes images, answers the request: its model is meant, which writes no answers, or has
     them written by another stage and shall make an image."""
-    name = request.model
-    if not gateway.pipeline.answer or gateway.catalog.models.get(name) is stage:
+    if not gateway.pipeline.answer or gateway.catalog.models.get(request.model) is stage:
         return True
-    return "image" in (request.modalities or ()) and name == gateway.catalog.model_of(stage)
+    return "image" in (request.modalities or ()) and gateway.catalog.also_makes_images(request.model)
 
 
 class ImageChat:

@@ -163,6 +163,25 @@ async def test_a_model_of_two_stages_writes_or_makes_images(unified):
     assert model["quartet"]["dit"]["tasks"] == ["text_to_image", "image_edit"]
 
 
+async def test_a_model_that_makes_images_reads_those_of_its_earlier_answers(unified):
+    made = {"role": "assistant", "content": "here", "images": [shown(png(2))]}
+    messages = [said(spoken("a boat")), said(shown(png(1)), role="assistant"), made, said(spoken("which?"))]
+    response = await unified.chat({"model": "scripted", "messages": messages})
+    assert response.status_code == 200, response.text
+    (start,) = unified.scripts["thinker"].requests
+    turns = [(each.role, [part.text or part.media.data for part in each.content]) for each in start.messages]
+    assert turns == [
+        ("user", ["a boat"]),
+        ("user", [png(1)]),
+        ("assistant", ["here"]),
+        ("user", [png(2)]),
+        ("user", ["which?"]),
+    ]
+    messages[1] = said(shown(b"nonsense"), role="assistant")
+    status, error = await unified.refusal({"model": "scripted", "messages": messages})
+    assert (status, error["param"]) == (400, "messages[1].content[0]")
+
+
 async def test_thoughts_come_before_the_image(unified):
     chat = {"model": "scripted", "modalities": ["image"], "messages": [said(spoken("hi"))], "n": 2}
     chat |= {"quartet": {"dit": {"arguments": {"think": True}}}}

@@ -6,7 +6,7 @@ from typing import Any, cast
 from google.protobuf.json_format import MessageToDict
 
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import fill_messages, fill_tools
+from gateway.answers.prompt_messages import fill_messages, fill_tools
 from gateway.dialects.anthropic.conversation import Conversation, chat_request, sealed
 from gateway.dialects.anthropic.schema import MessagesRequest
 from gateway.errors import ApiError

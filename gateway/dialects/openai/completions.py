@@ -17,7 +17,7 @@ from gateway.answers.beams import BeamMembers
 from gateway.answers.completion import CompletionRun, detokenize
 from gateway.answers.extensions import LogprobMembers, PromptMembers, TopLogprobs
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import refuse_long
+from gateway.answers.prompt_messages import refuse_long
 from gateway.answers.request import StreamOptions, WriterSampling
 from gateway.errors import invalid
 from gateway.http.connection import DONE, admitted, drain, respond, sse

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from gateway.answers import harmless
 from gateway.answers.embeddings import InputMembers, check_count, embedder_info, make
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import refuse_long
 from gateway.answers.meter import Meter
+from gateway.answers.prompt_messages import refuse_long
 from gateway.answers.room import MAX_VALUES
 from gateway.errors import invalid
 from gateway.http.connection import StreamedResponse, admitted

@@ -34,10 +34,10 @@ def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
         facts = _embedder_facts(stage.info)
     else:
         facts = _answer_facts(gateway, stage)
-        painter = gateway.pipeline.output("image")
-        if painter is not None and name == gateway.catalog.model_of(painter):  # one model, of two stages
+        image = gateway.pipeline.output("image")
+        if image is not None and gateway.catalog.also_makes_images(name):
             facts["output_modalities"].append("image")
-            facts["dit"] = _dit_facts(painter.info)
+            facts["dit"] = _dit_facts(image.info)
     parent = gateway.catalog.parent_of(name)
     return {
         "id": name,

@@ -10,8 +10,8 @@ from pydantic import Field
 from gateway.answers import harmless
 from gateway.answers.embeddings import InputMembers, check_count, embedder_info, make
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import refuse_long
 from gateway.answers.meter import Meter
+from gateway.answers.prompt_messages import refuse_long
 from gateway.errors import invalid
 from gateway.http.connection import admitted, while_connected
 from gateway.http.forms import JSON, page, read_json

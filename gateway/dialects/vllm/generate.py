@@ -16,7 +16,7 @@ from starlette.responses import Response
 from gateway.answers.answer import LEAST_LOGPROB, WholeAnswer, prompt_logprobs
 from gateway.answers.completion import CompletionRun, RawSpeech, Step
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import attach, media_file
+from gateway.answers.prompt_messages import attach, media_file
 from gateway.answers.rendering import placeholders
 from gateway.answers.request import StreamOptions
 from gateway.dialects.vllm.request import GenerateRequest

@@ -12,8 +12,8 @@ from gateway.answers.completion import ask_tokenizer, detokenize
 from gateway.answers.conversation import Message
 from gateway.answers.extensions import PromptEnd
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import Pending, attach_media, fill_messages, fill_tools, refuse_long
 from gateway.answers.meter import Meter
+from gateway.answers.prompt_messages import Pending, attach_media, fill_messages, fill_tools, refuse_long
 from gateway.answers.request import TemplateVariables, Tool
 from gateway.answers.turns import read_prompt
 from gateway.answers.video_frames import VideoFrameMembers
@@ -58,7 +58,7 @@ async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     request.check_end()
     refuse_long((request.prompt or "",), "prompt")
     start = thinker_pb2.GenerateStart(wants_prompt_token_ids=True)
-    pending = fill_messages(start, gateway, request.messages or (), owner_of(http))
+    pending = fill_messages(start, gateway, request.messages or (), owner_of(http), request.model)
     fill_tools(start, request.tools, None)
     request.end(start)
     request.choose_frames(start)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gateway.answers.answer_speech import AnswerSpeech, answer_speech
 from gateway.answers.gateway import Gateway
-from gateway.answers.jobs import MAX_START_BYTES, attach, fill_tools
+from gateway.answers.prompt_messages import MAX_START_BYTES, attach, fill_tools
 from gateway.answers.request import Tool
 from gateway.answers.sampling import talker_sampling
 from gateway.answers.tools.calls import HostedTool
