@@ -16,6 +16,7 @@ _LLM = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1_000_000.0,
     "tie_word_embeddings": False,
+    "torch_dtype": "float32",
     "use_sliding_window": False,
 }
 
