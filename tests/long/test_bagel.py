@@ -12,7 +12,7 @@ import openai
 import pytest
 from PIL import Image
 
-from quartet import Chat, ImageDelta, Omni, TextDelta
+from quartet import Answer, Chat, ImageDelta, Omni, TextDelta
 from tests.support.references.bagel import Bagel, Settings
 from tests.support.systems.stack import Stack, running
 from tests.support.systems.terminal import Terminal, lines
@@ -82,7 +82,7 @@ def test_what_the_page_says_to_type(stack: Stack, checkpoint: Path, tmp_path: Pa
 def test_text_thoughts_and_pictures_in_one_conversation(client: openai.OpenAI, plain: Bagel) -> None:
     """Each turn is what the plain reference makes of all turns before."""
     model = client.models.list().data[0]
-    assert model.model_extra["quartet"]["output_modalities"] == ["text", "image"]
+    assert (model.model_extra or {})["quartet"]["output_modalities"] == ["text", "image"]
     create = client.chat.completions.create
     words = Settings(max_tokens=TOKENS + 1)
     messages: list[Any] = [{"role": "user", "content": [shown(PICTURE), {"type": "text", "text": "What is it?"}]}]
@@ -126,7 +126,7 @@ def test_the_same_in_python(stack: Stack, plain: Bagel) -> None:
                 thoughts += event.reasoning
             elif isinstance(event, ImageDelta):
                 images.append(event.image)
-            else:
+            elif isinstance(event, Answer):
                 answer = event
         assert answer is not None
         settings = Settings(points=STEPS + 1, max_tokens=6)

@@ -29,7 +29,8 @@ def as_published(folder: Path, marks: tuple[int, int], config: Any) -> Any:
     llm, vision = read(folder, LLM), read(folder, VISION)
     theta, half = llm.pop("rope_theta", 1_000_000.0), llm["hidden_size"] // llm["num_attention_heads"] // 2
     rope = {"rope_type": "default", "rope_theta": theta, "mrope_section": [half - 2, 1, 1]}
-    config.llm_config = Qwen2Config(**llm | {"rope_parameters": rope, "tie_word_embeddings": False, "qk_norm": True})
+    of_llm: dict[str, Any] = llm | {"rope_parameters": rope, "tie_word_embeddings": False, "qk_norm": True}
+    config.llm_config = Qwen2Config(**of_llm)
     config.text_config = config.llm_config  # where vLLM looks for the language model's sizes
     config.picture_marks = marks
     with TensorFile(folder / WEIGHTS) as stored:
@@ -38,5 +39,6 @@ def as_published(folder: Path, marks: tuple[int, int], config: Any) -> Any:
         )
         positions = stored.shape("vit_model.vision_model.embeddings.position_embedding.weight")[0]
     stated = {name: vision[name] for name in VisionSizes.__dataclass_fields__ if name in vision}
-    config.vision_sizes = asdict(VisionSizes(**{"layer_norm_eps": VISION_EPS} | stated | {"num_positions": positions}))
+    of_vision: dict[str, Any] = {"layer_norm_eps": VISION_EPS} | stated | {"num_positions": positions}
+    config.vision_sizes = asdict(VisionSizes(**of_vision))
     return config

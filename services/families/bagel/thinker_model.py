@@ -3,7 +3,7 @@
 vLLM's own class reads all pictures as squares of one size, without the marks around them, at positions of their own.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -31,7 +31,7 @@ class BagelThinker(nn.Module, SupportsMultiModal, SupportsMRoPE, SupportsLoRA):
     """Texts and pictures in, text out. A picture's tokens share a position of rope, and see each other (the runner
     tells attention which they are: the model type is among vLLM's prefix language models)."""
 
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = Qwen2ForCausalLM.packed_modules_mapping
+    packed_modules_mapping = Qwen2ForCausalLM.packed_modules_mapping
     allow_patterns_overrides: ClassVar[list[str]] = [WEIGHTS]  # not the VAE's
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -57,7 +57,7 @@ class BagelThinker(nn.Module, SupportsMultiModal, SupportsMRoPE, SupportsLoRA):
         raise ValueError(f"BAGEL takes no {modality}")
 
     @torch.inference_mode()
-    def embed_multimodal(self, **kwargs: Any) -> Sequence[Tensor]:
+    def embed_multimodal(self, **kwargs: Any) -> list[Tensor]:
         """(patches + 2, hidden) of each picture, marks included. `kwargs` are those of `PictureProcessor`."""
         patches, grids = kwargs.get("patches"), kwargs.get("grids")
         if patches is None or grids is None:

@@ -60,14 +60,15 @@ class PictureProcessor(BaseMultiModalProcessor[PictureInfo]):
         for given in hf_data["images"]:
             picture = for_latents(Image.fromarray(np.asarray(given)), config.max_latent_size, _PIXELS)
             picture = for_patches(picture, config.vit_max_num_patch_per_side, side)
-            patches.append(to_tokens(torch.from_numpy(np.array(picture)).permute(2, 0, 1), side))
+            patches.append(to_tokens(torch.tensor(np.array(picture)).permute(2, 0, 1), side))
             grids.append([picture.height // side, picture.width // side])
         return BatchFeature({"patches": torch.cat(patches), "grids": torch.tensor(grids)})
 
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
     ) -> Mapping[str, MultiModalFieldConfig]:
-        grids: Any = hf_inputs.get("grids", torch.empty(0, 2, dtype=torch.int64))
+        found: dict[str, Any] = dict(hf_inputs)
+        grids = found.get("grids", torch.empty(0, 2, dtype=torch.int64))
         return {
             "patches": MultiModalFieldConfig.flat_from_sizes("image", grids.prod(-1)),
             "grids": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
