@@ -16,7 +16,7 @@ _TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 
 @dataclass(frozen=True)
-class BagelCheckpoint(ThinkerCheckpoint):
+class BagelThinkerCheckpoint(ThinkerCheckpoint):
     """A checkpoint in the published format."""
 
     def row_kinds(self) -> tuple[RowKind, ...]:
@@ -30,7 +30,7 @@ class BagelCheckpoint(ThinkerCheckpoint):
         return False  # the tokens of a picture see each other
 
 
-def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> BagelCheckpoint:
+def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> BagelThinkerCheckpoint:
     """See `services.thinker.family.ThinkerFamily`. The published chat template has roles, which the model was not
     trained with: this family has its own."""
     from transformers import Qwen2Tokenizer
@@ -41,7 +41,7 @@ def checkpoint(folder: Path, config: dict[str, Any], processor: Any) -> BagelChe
     if missing := [token for token in (START, END, PICTURE, *MARKS) if token not in tokenizer.get_vocab()]:
         raise ValueError(f"{folder}: its tokenizer has no {missing[0]}")
     tokenizer.chat_template = _TEMPLATE.read_text()
-    return BagelCheckpoint(
+    return BagelThinkerCheckpoint(
         folder=folder,
         dtype=weights_dtype(config, llm),
         vocab_size=llm["vocab_size"],
