@@ -15,8 +15,8 @@ from wyoming.event import Event
 from wyoming.tts import Synthesize, SynthesizeStart, SynthesizeStopped, SynthesizeVoice
 
 from cli.http import given
-from cli.wyoming.catalog import Offer
-from cli.wyoming.gateway import Gateway, Piece, RequestError
+from cli.wyoming.gateway_client import GatewayClient, Piece, RequestError
+from cli.wyoming.known_offer import Offer
 from cli.wyoming.sound import Recording
 
 MAX_CHARACTERS = 1_000_000  # that wait to be sent; the gateway has a limit of its own
@@ -30,7 +30,7 @@ class Answer(Protocol):
     kind: str
     seconds: float
 
-    async def run(self, gateway: Gateway, offer: Offer, send: Send) -> None: ...
+    async def run(self, gateway: GatewayClient, offer: Offer, send: Send) -> None: ...
 
     def end(self) -> list[Event]: ...
 
@@ -48,7 +48,7 @@ class Transcription:
         self._sound, self._said = sound, ""
         self.seconds = sound.seconds
 
-    async def run(self, gateway: Gateway, offer: Offer, send: Send) -> None:
+    async def run(self, gateway: GatewayClient, offer: Offer, send: Send) -> None:
         if offer.hears is None:
             raise RequestError("the server has no model that hears", "unsupported")
         has_begun = False
@@ -88,7 +88,7 @@ class _Spoken:
                 await send(AudioChunk(rate, _BYTES_PER_SAMPLE, 1, pcm).event())
 
 
-class Speech(_Spoken):
+class WholeSpeech(_Spoken):
     kind = "speech"
 
     def __init__(self, asked: Synthesize) -> None:
@@ -96,7 +96,7 @@ class Speech(_Spoken):
         super().__init__(asked.voice, asked.text_format)
         self._words = _text("text", asked.text)
 
-    async def run(self, gateway: Gateway, offer: Offer, send: Send) -> None:
+    async def run(self, gateway: GatewayClient, offer: Offer, send: Send) -> None:
         await self._play(gateway.speech({**offer.speech(self._voice), "input": self._words}), send)
 
     def end(self) -> list[Event]:
@@ -104,7 +104,7 @@ class Speech(_Spoken):
 
 
 class TypedSpeech(_Spoken):
-    """Speech of a text that is still being written: `add` and `finish` may come while `run` does."""
+    """WholeSpeech of a text that is still being written: `add` and `finish` may come while `run` does."""
 
     kind = "typed speech"
 
@@ -128,7 +128,7 @@ class TypedSpeech(_Spoken):
     def finish(self) -> None:
         self._texts.put_nowait(None)
 
-    async def run(self, gateway: Gateway, offer: Offer, send: Send) -> None:
+    async def run(self, gateway: GatewayClient, offer: Offer, send: Send) -> None:
         await self._play(gateway.speech_of(offer.speech(self._voice), self._written()), send)
 
     async def _written(self) -> AsyncIterator[str]:

@@ -14,9 +14,9 @@ from wyoming.ping import Ping, Pong
 from wyoming.server import AsyncEventHandler
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart
 
-from cli.wyoming.answers import Answer, Speech, Transcription, TypedSpeech
-from cli.wyoming.catalog import Catalog
-from cli.wyoming.gateway import Gateway, RequestError
+from cli.wyoming.answers import Answer, Transcription, TypedSpeech, WholeSpeech
+from cli.wyoming.gateway_client import GatewayClient, RequestError
+from cli.wyoming.known_offer import KnownOffer
 from cli.wyoming.sound import Recording
 
 MAX_CONNECTIONS = 64
@@ -26,11 +26,11 @@ log = structlog.get_logger()
 
 
 @dataclass
-class Service:
+class WyomingService:
     """What all connections share. `languages`: ISO 639-1 codes to offer; none: all."""
 
-    gateway: Gateway
-    catalog: Catalog
+    gateway: GatewayClient
+    known: KnownOffer
     languages: list[str]
     connections: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -51,11 +51,11 @@ class _Bounded:
         return await self._reader.readexactly(count)
 
 
-class Connection(AsyncEventHandler):
+class WyomingConnection(AsyncEventHandler):
     """Reads on while it answers, so that a client that leaves is noticed: its requests end at the gateway, too. Answers
     come one after another."""
 
-    def __init__(self, service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, service: WyomingService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         super().__init__(reader, writer)
         self._service = service
         self._bounded = cast(asyncio.StreamReader, _Bounded(reader))
@@ -117,7 +117,7 @@ class Connection(AsyncEventHandler):
             case "audio-start" | "audio-chunk" | "audio-stop":
                 self._hear(event)
             case "synthesize" if self._typed is None:
-                self._wait_for(Speech(Synthesize.from_event(event)))
+                self._wait_for(WholeSpeech(Synthesize.from_event(event)))
             case "synthesize-start":
                 self._finish_typed()
                 typed = TypedSpeech(SynthesizeStart.from_event(event))
@@ -132,7 +132,7 @@ class Connection(AsyncEventHandler):
     async def _describe(self) -> bool:
         """Ends the connection if nothing is known yet: Home Assistant then asks again, and would keep an empty list."""
         try:
-            offer = await self._service.catalog.offer()
+            offer = await self._service.known.offer()
         except RequestError as error:
             await self._fail(error)
             return False
@@ -181,7 +181,7 @@ class Connection(AsyncEventHandler):
         began, outcome = time.monotonic(), "cancelled"
         try:
             try:
-                offer = await self._service.catalog.offer()
+                offer = await self._service.known.offer()
                 await answer.run(self._service.gateway, offer, self.write_event)
                 outcome = "ok"
             except RequestError as error:

@@ -11,9 +11,9 @@ import structlog
 from wyoming.server import AsyncServer
 
 from cli.terminal import CommandError
-from cli.wyoming.catalog import Catalog
-from cli.wyoming.connection import Connection, Service
-from cli.wyoming.gateway import Gateway
+from cli.wyoming.connection import WyomingConnection, WyomingService
+from cli.wyoming.gateway_client import GatewayClient
+from cli.wyoming.known_offer import KnownOffer
 from services.common.telemetry.logs import configure
 
 _LAST_S = 5.0  # for connections to end
@@ -38,19 +38,19 @@ async def serve(url: str, uri: str, languages: list[str], api_key: str | None) -
     """
     configure("info", "wyoming")
     try:
-        gateway = Gateway(url, api_key)
+        gateway = GatewayClient(url, api_key)
     except httpx.InvalidURL as error:
         raise CommandError(f"--url {url}: {error}") from None
-    catalog = Catalog(gateway)
-    service, server = Service(gateway, catalog, languages), AsyncServer.from_uri(uri)
+    known = KnownOffer(gateway)
+    service, server = WyomingService(gateway, known, languages), AsyncServer.from_uri(uri)
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
-        await server.start(partial(Connection, service))
+        await server.start(partial(WyomingConnection, service))
     except OSError as error:
         raise CommandError(f"--uri {uri}: {error}") from None
-    keeping = asyncio.create_task(catalog.keep())
+    keeping = asyncio.create_task(known.keep())
     try:
         log.info("listening", uri=uri, url=gateway.url)
         await stopped.wait()

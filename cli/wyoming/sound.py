@@ -4,7 +4,7 @@ import io
 import wave
 from typing import Any
 
-from cli.wyoming.gateway import RequestError
+from cli.wyoming.gateway_client import RequestError
 
 MAX_S = 300
 MAX_BYTES = 64 * 1024 * 1024

@@ -12,7 +12,7 @@ import structlog
 from wyoming.info import AsrModel, AsrProgram, Attribution, Info, TtsProgram, TtsVoice
 from wyoming.tts import SynthesizeVoice
 
-from cli.wyoming.gateway import Gateway, RequestError
+from cli.wyoming.gateway_client import GatewayClient, RequestError
 from gateway.answers.transcription.languages import code_of, every_code, language_of
 
 _REFRESH_S, _RETRY_S = 10.0, 1.0
@@ -73,7 +73,7 @@ def _artifact(name: str) -> dict[str, Any]:
     return {"name": name, "attribution": attribution, "installed": True, "description": name, "version": _version()}
 
 
-async def ask(gateway: Gateway) -> Offer:
+async def ask(gateway: GatewayClient) -> Offer:
     """Raises RequestError."""
     if not await gateway.ready():
         raise RequestError(f"{gateway.url}: not all stages are ready", "unreachable")
@@ -107,10 +107,10 @@ def _by_code(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-class Catalog:
+class KnownOffer:
     """The last offer of a gateway. `keep` asks again and again."""
 
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: GatewayClient) -> None:
         self._gateway = gateway
         self._offer: Offer | None = None
         self._error: RequestError | None = None

@@ -29,7 +29,7 @@ class RequestError(Exception):
         self.code = code
 
 
-class Gateway:
+class GatewayClient:
     """To be closed by `close`."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
@@ -92,7 +92,9 @@ class Gateway:
                     sending.cancel()
                     await asyncio.wait([sending])
         except InvalidStatus as error:
-            raise _refused(bytes(error.response.body or b""), f"{self.url}: status {error.response.status_code}") from None
+            raise _refused(
+                bytes(error.response.body or b""), f"{self.url}: status {error.response.status_code}"
+            ) from None
         except (OSError, WebSocketException) as error:  # a TimeoutError is an OSError
             raise RequestError(f"{self.url}: {error or type(error).__name__}", "unreachable") from None
 
