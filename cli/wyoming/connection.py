@@ -83,8 +83,6 @@ class WyomingConnection(AsyncEventHandler):
             await asyncio.wait([answering])
             connections.discard(task)
             self.writer.close()
-            with suppress(ConnectionError):
-                await self.writer.wait_closed()
 
     async def _read(self) -> Event | None:
         """None: the client left, or it sent what is no event."""

@@ -16,6 +16,7 @@ from cli.wyoming.gateway_client import GatewayClient, RequestError
 from gateway.answers.transcription.languages import code_of, every_code, language_of
 
 _REFRESH_S, _RETRY_S = 10.0, 1.0
+_PATIENCE_S = 10.0  # with a gateway that is reached, and says nothing
 _FIRST_S = 0.5  # that `describe` waits after a start; Home Assistant waits 1 s for its answer
 log = structlog.get_logger()
 
@@ -120,7 +121,10 @@ class KnownOffer:
         """Never returns."""
         while True:
             try:
-                offer = await ask(self._gateway)
+                async with asyncio.timeout(_PATIENCE_S):
+                    offer = await ask(self._gateway)
+            except TimeoutError:
+                self._failed(RequestError(f"{self._gateway.url}: no answer in {_PATIENCE_S:g} s", "unreachable"))
             except RequestError as error:
                 self._failed(error)
             except (ValueError, KeyError, TypeError, AttributeError):  # another program answers there
