@@ -14,11 +14,12 @@ import pytest_asyncio
 from wyoming.asr import Transcribe
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.event import Event, Eventable
-from wyoming.info import SelectProgram
+from wyoming.info import Describe, SelectProgram
 from wyoming.ping import Ping
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeVoice
 
 from cli.wyoming.sound import MAX_S
+from gateway.access.api_keys import digest, new_key
 from quartet.v1 import server_info_pb2
 from services.common.errors import QueueFull
 from tests.support.clients.wyoming_client import WyomingServer, pcm, recorded, types, wyoming_server
@@ -287,6 +288,23 @@ async def test_a_server_that_neither_hears_nor_speaks_offers_nothing(picture_gat
         assert (error.data["code"], "no model that speaks" in error.data["text"]) == ("unsupported", True)
 
 
+async def test_a_key_is_sent_and_one_that_the_gateway_does_not_know_is_told(tmp_path):
+    key = new_key()
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f'keys:\n  - name: home\n    sha256: "{digest(key)}"\n')
+    async with running(api_keys_file=keys) as gateway:
+        async with wyoming(tmp_path, gateway.url, "--api-key", key) as server, server.connected() as client:
+            await client.send(Synthesize(TEXT), SynthesizeStart(), SynthesizeChunk(TEXT), SynthesizeStop(), *question())
+            assert "error" not in types(await client.until("transcript-stop"))
+        async with wyoming(tmp_path, gateway.url, "--api-key", "wrong", is_up=False) as server:
+            async with server.connected() as client:
+                await client.send(Synthesize(TEXT))
+                error, _ = await client.until("audio-stop")
+                await client.send(Describe())
+                assert [error.data] == [event.data async for event in client.rest()]
+            assert error.data["code"] == "invalid_api_key"
+
+
 async def test_a_gateway_that_is_gone_is_an_error_and_what_it_offered_is_still_known(tmp_path):
     async with contextlib.AsyncExitStack() as exits:
         async with running() as gateway:
@@ -309,10 +327,9 @@ async def test_a_gateway_that_was_never_there_ends_describe_so_that_it_is_asked_
     async with wyoming(tmp_path, url, is_up=False) as server:
         for _ in range(2):
             async with server.connected() as client:
-                await client.send(Unknown("describe", {}))
-                error = await client.next()
+                await client.send(Describe())
+                (error,) = [event async for event in client.rest()]
                 assert (error.type, error.data["code"], url in error.data["text"]) == ("error", "unreachable", True)
-                assert await client.is_closed()
 
 
 async def test_a_request_is_one_line_of_the_log_without_words(gateway, tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import signal
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,14 @@ class WyomingServer:
     def logged(self, event: str) -> dict[str, Any]:
         """The next line of the log that has `event`."""
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            if (said := json.loads(line))["event"] == event:
-                return said
+        guard = threading.Timer(HANG_GUARD_S, self.process.kill)
+        guard.start()
+        try:
+            for line in self.process.stderr:
+                if (said := json.loads(line))["event"] == event:
+                    return said
+        finally:
+            guard.cancel()
         raise AssertionError(f"it ended before it said {event!r}")
 
     @contextlib.asynccontextmanager
@@ -57,8 +63,10 @@ class Client:
             events.append(await self.next())
         return events
 
-    async def is_closed(self) -> bool:
-        return await self._client.read_event() is None
+    async def rest(self) -> AsyncIterator[Event]:
+        """The events until the server ends the connection."""
+        while (event := await self._client.read_event()) is not None:
+            yield event
 
     async def info(self) -> Info:
         await self.send(Describe())
