@@ -31,11 +31,11 @@ def connect(url: str, api_key: str | None = None) -> Iterator[httpx.Client]:
         yield client
 
 
-def address(client: httpx.Client, path: str = "") -> str:
+def address(client: httpx.Client | httpx.AsyncClient, path: str = "") -> str:
     return f"{str(client.base_url).rstrip('/')}{path}"
 
 
-def socket_of(client: httpx.Client, path: str) -> tuple[str, dict[str, str]]:
+def socket_of(client: httpx.Client | httpx.AsyncClient, path: str) -> tuple[str, dict[str, str]]:
     """Returns URL and headers of a WebSocket."""
     key = client.headers.get("authorization")
     return f"ws{address(client, path).removeprefix('http')}", {"authorization": key} if key else {}

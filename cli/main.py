@@ -17,6 +17,7 @@ from cli.talk import talk
 from cli.terminal import CommandError, Commands
 from cli.tiny import ARCHS, make_checkpoint
 from cli.voice import app as voice_commands
+from cli.wyoming.command import wyoming
 
 Media = Annotated[list[Path] | None, file_option("may be repeated")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="show the end of the log of a process that cannot start")]
@@ -173,7 +174,7 @@ def chat(
 
 
 app.add_typer(voice_commands, name="voice")
-for command in (say, talk, transcribe, image, video, sound, budget, doctor, profile, trace):
+for command in (say, talk, transcribe, image, video, sound, wyoming, budget, doctor, profile, trace):
     app.command()(command)
 
 

@@ -19,3 +19,8 @@ def language_of(named: str) -> str:
 def code_of(language: str | None) -> str:
     """ISO 639-1 code of a language by its English name; "" for none."""
     return next((code for code, name in _LANGUAGES.items() if name == language), "")
+
+
+def every_code() -> tuple[str, ...]:
+    """ISO 639-1 codes of all languages that are known here."""
+    return tuple(_LANGUAGES)
