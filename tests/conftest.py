@@ -47,7 +47,12 @@ ORDER = (
     "hostile",
     "tests/pure/",
 )
-ALONE = ("test_supervisor.py", "test_shm_faults.py", "test_toy_family.py")  # in tests/system: they ask no shared system
+ALONE = (  # in tests/system: they ask no shared system
+    "test_bagel_faults.py",
+    "test_supervisor.py",
+    "test_shm_faults.py",
+    "test_toy_family.py",
+)
 
 
 def group(nodeid: str) -> str:

@@ -8,6 +8,7 @@ import torch
 from quartet.v1 import stream_pb2, talker_pb2
 from services.common.errors import InvalidInput, require
 from services.common.rpc.call import Call
+from services.common.rpc.requests import next_of
 from services.common.stream.consumer import StreamConsumer
 from services.common.stream.output_stream import OutputStream
 from services.common.stream.rows import CODES, Chunk, Rows
@@ -188,6 +189,6 @@ class SpeakSession:
 async def _next(requests: Requests) -> talker_pb2.SpeakRequest | None:
     """None: there is none. Raises InvalidInput: the client is silent."""
     try:
-        return await asyncio.wait_for(anext(requests, None), TEXT_TIMEOUT_S)
+        return await next_of(requests, TEXT_TIMEOUT_S)
     except TimeoutError:
         raise InvalidInput("text", f"no more of it came for {TEXT_TIMEOUT_S:g} s") from None

@@ -229,6 +229,15 @@ async def test_an_abandoned_request_cancels_its_stream():
             await asyncio.wait_for(collect(messages), GUARD_S)
 
 
+async def test_rows_that_are_put_after_the_end_of_their_request_are_not_kept():
+    hub = StreamHub()
+    with hub.open("s", ["codes"]) as stream:
+        stream.start(0)
+        stream.put([Rows("codes", 0, torch.zeros(2, 4))])
+    stream.put([Rows("codes", 2, torch.zeros(2, 4))])  # as by a thread that was sending when the request ended
+    assert stream.pending_positions == 0
+
+
 async def test_a_producer_that_dies_or_was_never_there_is_named_as_lost(monkeypatch):
     async with serving() as (hub, address, server), subscribe(source(address), "r", [], producer="talker") as messages:
         with hub.open("s", ["codes"]) as stream:

@@ -17,12 +17,19 @@ MAX_ID_CHARACTERS = 256  # of a request or a stream: they are kept in spans and 
 async def first_start(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
     """The `start` of the first of `requests`. Another first message, or none in time, ends the call."""
     try:
-        first = await asyncio.wait_for(anext(requests, None), START_TIMEOUT_S)
+        first = await next_of(requests, START_TIMEOUT_S)
     except TimeoutError:
         await abort(context, DeadlineExceeded(f"no start came within {START_TIMEOUT_S:g} s"))
     if first is None or first.WhichOneof("message") != "start":
         await abort(context, InvalidInput("message", "the first message must be start"))
     return first.start
+
+
+async def next_of(requests: AsyncIterator[Any], timeout_s: float) -> Any:
+    """The next of `requests`; None at their end. Raises TimeoutError. Python 3.11's `asyncio.wait_for` would lose the
+    call's cancellation if it came with the message: the call would be served for nobody, to its end."""
+    async with asyncio.timeout(timeout_s):
+        return await anext(requests, None)
 
 
 def check_id(field: str, value: str) -> None:
@@ -42,7 +49,7 @@ async def read_bytes(field: str, size_bytes: int, requests: AsyncIterator[Any]) 
     data = bytearray()
     while len(data) < size_bytes:
         try:
-            request = await asyncio.wait_for(anext(requests, None), MEDIA_TIMEOUT_S)
+            request = await next_of(requests, MEDIA_TIMEOUT_S)
         except TimeoutError:
             raise InvalidInput(field, f"no more of its bytes came for {MEDIA_TIMEOUT_S:g} s") from None
         if request is None or request.WhichOneof("message") != "media":

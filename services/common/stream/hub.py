@@ -80,7 +80,8 @@ class StreamHub:
         if stream_id not in self._streams:
             arrived = self._awaited.setdefault(stream_id, asyncio.Event())
             try:
-                await asyncio.wait_for(arrived.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):  # not `wait_for`: see rpc/requests.py
+                    await arrived.wait()
             except TimeoutError:
                 raise errors.NotFound(f"stream {stream_id} was not opened within {timeout_s:g} s") from None
         stream = self._streams.get(stream_id)

@@ -61,7 +61,8 @@ class OutputStream:
             Unavailable: no consumer came within `timeout_s`.
         """
         try:
-            subscription = await asyncio.wait_for(asyncio.shield(self._subscribed), timeout_s)
+            async with asyncio.timeout(timeout_s):  # not `wait_for`: see rpc/requests.py
+                subscription = await asyncio.shield(self._subscribed)
         except TimeoutError:
             raise Unavailable(f"nobody subscribed to stream {self.stream_id} within {timeout_s:g} s") from None
         if subscription.rows:
@@ -75,14 +76,14 @@ class OutputStream:
 
     def put(self, rows: Sequence[Rows]) -> None:
         """Appends rows, on the CPU, after `start`; their tensors must not be written to any more. Of rows that the
-        consumer did not ask for only whole kinds may be put, which are dropped.
+        consumer did not ask for only whole kinds may be put, which are dropped, as are all after `fail`.
 
         Raises:
             ValueError: a dtype that has no DataType.
         """
         for row in rows:
             data_type(row.tensor.dtype)
-        if not self.consumer_gone:
+        if not self.consumer_gone and self._error is None:
             now = time.monotonic()
             self._append(replace(row.compact(), put_s=now) for row in rows if len(row.tensor))
             self._changed.set()
@@ -244,4 +245,5 @@ class OutputStream:
     async def _gather(self, delay_s: float) -> None:
         """Waits `delay_s`, or until the stream ends."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ended.wait(), delay_s)
+            async with asyncio.timeout(delay_s):
+                await self._ended.wait()
