@@ -47,12 +47,7 @@ ORDER = (
     "hostile",
     "tests/pure/",
 )
-ALONE = (  # in tests/system: they ask no shared system
-    "test_bagel_faults.py",
-    "test_supervisor.py",
-    "test_shm_faults.py",
-    "test_toy_family.py",
-)
+ALONE = ("test_supervisor.py", "test_shm_faults.py", "test_toy_family.py")  # in tests/system: they ask no shared system
 
 
 def group(nodeid: str) -> str:

@@ -1,4 +1,4 @@
-"""BAGEL in two processes whose tensors go inline: what tests/system/test_bagel_faults.py shows, at other moments."""
+"""BAGEL in two processes whose tensors go inline: what test_bagel_faults.py shows, at other moments."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from tests.support.systems.handed_over import (
 )
 from tests.support.systems.stack import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.weekly]
 
 
 @pytest.fixture(scope="module")

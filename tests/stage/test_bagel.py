@@ -6,6 +6,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from prometheus_client import REGISTRY
 
 from cli.tiny import make_checkpoint
 from quartet.v1 import dit_pb2, media_pb2
@@ -23,6 +25,7 @@ from services.encoder.engine import EncoderEngine
 from tests.stage.test_dit_encoder import collect, outputs, serving, shared_memory
 from tests.support.references.bagel import Bagel, Settings
 from tests.support.stage.dit_engine import Bench, Watched, bench
+from tests.support.stage.streaming import reading
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
 ALONE, SHARED = 1e-5, 1e-4
@@ -347,7 +350,8 @@ async def test_two_processes_make_what_one_makes(
         torch.testing.assert_close(mine, theirs, atol=SHARED, rtol=0)
 
 
-async def test_a_conversation_goes_from_process_to_process_by_each_transport(checkpoint: Path, dit: Bench) -> None:
+def edit_of_a_conversation() -> dit_pb2.DitStart:
+    """With thoughts, two outputs, and its pictures in it."""
     start, pictures = talk(TALK, request_id="r", seed=5, num_inference_steps=3, count=2, width=64, height=64)
     start.arguments = json.dumps({"think": True, "max_think_tokens": 6})
     start.pixel_format = dit_pb2.PIXEL_FORMAT_FLOAT32
@@ -355,6 +359,11 @@ async def test_a_conversation_goes_from_process_to_process_by_each_transport(che
         file = io.BytesIO()
         each.save(file, "PNG")
         start.images.add(kind=media_pb2.MEDIA_KIND_IMAGE, data=file.getvalue())
+    return start
+
+
+async def test_a_conversation_goes_from_process_to_process_by_each_transport(checkpoint: Path, dit: Bench) -> None:
+    start, pictures = edit_of_a_conversation(), talk(TALK)[1]
     whole = dit.make(dit.orders(start, pictures))
     made = []
     with bench(checkpoint, encoders="stream") as streamed, shared_memory() as arena:
@@ -368,6 +377,38 @@ async def test_a_conversation_goes_from_process_to_process_by_each_transport(che
     for mine, other, theirs in zip(inline, shared, whole, strict=True):
         assert torch.equal(mine, other)
         torch.testing.assert_close(mine, theirs, atol=SHARED, rtol=0)
+
+
+@pytest.mark.skipif(not find_spec("ucxx"), reason="needs ucxx: pip install 'quartet[ucx]'")
+async def test_a_conversation_goes_from_process_to_process_by_ucx(checkpoint: Path) -> None:
+    from services.common.stream.ucx import UcxTransport
+    from tests.support.stage.ucx import ARENAS, connected, working
+
+    start = edit_of_a_conversation()
+    with bench(checkpoint, encoders="stream") as streamed:
+        async with serving(checkpoint, streamed) as pair:
+            encoding = asyncio.create_task(collect(pair.encode(start, "s")))
+            inline = await outputs(pair.generate(start, "s"))
+            await encoding
+        before = sent_bytes("ucx")
+        with working() as producer, working() as consumer, reading(ARENAS, "inline", ucx=consumer):
+            producer.peer(consumer.address)
+            await connected(producer)
+            async with serving(checkpoint, streamed, UcxTransport(producer, 1)) as pair:
+                encoding = asyncio.create_task(collect(pair.encode(start, "s")))
+                made = await outputs(pair.generate(start, "s"))
+                await encoding
+        assert sent_bytes("ucx") > before
+    assert len(made) == len(inline) == 2
+    for mine, other in zip(made, inline, strict=True):
+        assert torch.equal(mine, other)
+
+
+def sent_bytes(transport: str) -> float:
+    """All that producers in this process have sent by it."""
+    samples = (sample for family in REGISTRY.collect() for sample in family.samples)
+    wanted = (s.value for s in samples if s.name.endswith("stream_bytes_total") and s.labels["transport"] == transport)
+    return sum(wanted)
 
 
 async def again(responses: Sequence[Any]) -> AsyncIterator[Any]:

@@ -29,7 +29,7 @@ from services.common.rpc.call import Admission
 from services.common.rpc.status import from_rpc_error
 from services.common.stream.hub import StreamHub, TensorStreamServicer
 from services.common.stream.shared_memory import SharedMemoryTransport
-from services.common.stream.tensors import to_torch
+from services.common.stream.tensors import Transport, to_torch
 from services.dit.config import DitSettings
 from services.dit.servicer import DitServicer
 from services.encoder.__main__ import EncoderServicer
@@ -83,7 +83,7 @@ class Pair:
 
 
 @asynccontextmanager
-async def serving(checkpoint: Path, dit: Bench, transport: SharedMemoryTransport | None = None) -> AsyncIterator[Pair]:
+async def serving(checkpoint: Path, dit: Bench, transport: Transport | None = None) -> AsyncIterator[Pair]:
     engine = EncoderEngine(EncoderSettings(model=str(checkpoint)))
     engine.models.keep_encodings("encoder", 64)
     admissions = [Admission(4, 4), Admission(4, 4)]
