@@ -15,7 +15,8 @@ const FRESH = { image: "text_to_image", video: "text_to_video" }; // and those t
 
 // What the models of /v1/models make beside answers: [{kind, model, tasks}].
 export function makers(models) {
-  const dits = models.filter((model) => model.quartet.tasks);
+  // one that answers, too, is listed once
+  const dits = models.map(({ id, quartet }) => ({ id, quartet: quartet.dit ?? quartet })).filter(({ quartet }) => quartet.tasks);
   return KINDS.flatMap((kind) => {
     const model = dits.find((each) => each.quartet.output_modalities.includes(kind.name));
     return model ? [{ ...kind, model: model.id, tasks: model.quartet.tasks }] : [];
