@@ -146,7 +146,7 @@ class AnswerBuilder(WholeAnswer):
             case events.AudioDelta(pcm16):
                 yield AudioDelta(_audio(pcm16, self.rate_hz))
             case ToolResult(item, "image"):
-                self.images.append(Image.open(io.BytesIO(base64.b64decode(item["result"]))).convert("RGB"))
+                self.images.append(image_of(item["result"]))
                 yield ImageDelta(self.images[-1], item.get("revised_prompt"))
 
     def answer(self, wants_logprobs: bool) -> Answer:
@@ -164,6 +164,10 @@ class AnswerBuilder(WholeAnswer):
             logprobs=logprobs(self.tokens) if wants_logprobs else None,
             timings=self.quartet()["timings"],
         )
+
+
+def image_of(file_base64: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(file_base64))).convert("RGB")
 
 
 def _audio(pcm16: bytes, rate_hz: int) -> Audio:

@@ -1,8 +1,6 @@
 """Sends prompts through the stages, without HTTP."""
 
 import asyncio
-import base64
-import io
 import logging
 import time
 import uuid
@@ -31,7 +29,7 @@ from gateway.pipeline.run import run
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from gateway.validation import validated
-from quartet.answers import Answer, AnswerBuilder, Event, ImageDelta, TextDelta
+from quartet.answers import Answer, AnswerBuilder, Event, ImageDelta, TextDelta, image_of
 from quartet.errors import Error, StartError, as_errors, as_start_errors, refused
 from quartet.media import Media, OwnFiles
 from quartet.messages import PromptOptions, members
@@ -236,7 +234,7 @@ class Client:
                         yield TextDelta("", [], part)
                         continue
                     index, sent = part
-                    image = await asyncio.to_thread(_opened, sent["image_url"]["url"])
+                    image = await asyncio.to_thread(image_of, sent["image_url"]["url"].partition(",")[2])
                     made[index] = image, sent
                     yield ImageDelta(image, None)
         images, sent_parts = zip(*(made[i] for i in sorted(made)), strict=True)
@@ -295,11 +293,6 @@ def _meter(request_id: str, deadline: float) -> Meter:
 async def _image_file(image: Any, name: str) -> MediaFile:
     part = image if isinstance(image, Media) else Media("image", image)
     return MediaFile(name, "image", part.url or "", b"" if part.url else await asyncio.to_thread(part.file, name))
-
-
-def _opened(url: str) -> Image.Image:
-    """Of a data URL."""
-    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB")
 
 
 async def _to_pillow(generation: ImageGeneration) -> list[Image.Image]:

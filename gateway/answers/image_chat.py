@@ -15,7 +15,6 @@ from gateway.answers.conversation import (
     TextPart,
     ToolMessage,
     UserMessage,
-    sent_images,
 )
 from gateway.answers.diffusion import ImageOptions, ImagePipelineOptions, ImageRequest
 from gateway.answers.extensions import OF_ONE_TEXT
@@ -23,7 +22,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.images import GeneratedImage, ImageGeneration, InputImages, begin, image_facts
 from gateway.answers.jobs import last_words, refuse_members
 from gateway.answers.meter import Meter
-from gateway.answers.prompt_messages import media_file, refuse_large
+from gateway.answers.prompt_messages import media_file, refuse_large, sent_files
 from gateway.answers.request import ChatCompletionRequest
 from gateway.answers.tools.events import image_url
 from gateway.errors import in_own_terms, invalid
@@ -152,8 +151,7 @@ class ImageChat:
                 raise invalid(f"{place}.content[{j}]", f"this model {_READS} only")
         yield from _joined(texts)
         if isinstance(message, AssistantMessage):
-            for j, (url, _) in enumerate(sent_images(message, place)):
-                yield MediaFile(f"{place}.images[{j}].image_url.url", "image", url)
+            yield from sent_files(message, place)
 
     def _chat_name(self, member: str) -> str:
         if member in _CHAT_NAMES or member.startswith(("messages", "quartet.dit.")):

@@ -40,9 +40,10 @@ def fill_messages(
     parts = [part for message in messages for part in message.content or ()]
     refuse_long((part.text for part in parts if isinstance(part, conversation.TextPart)), "messages")
     pending: list[Pending] = []
+    shows = bool(model) and gateway.catalog.also_makes_images(model)
     for i, message in enumerate(messages):
         place, files, left = f"messages[{i}]", list[MediaFile](), message
-        if model and isinstance(message, conversation.AssistantMessage) and gateway.catalog.also_makes_images(model):
+        if shows and isinstance(message, conversation.AssistantMessage):
             files, left = _own_images(message, place, owner)
         if left is not None:
             pending += _fill_message(start.messages.add(), gateway, left, place, owner)
@@ -58,12 +59,17 @@ def _own_images(
     """The images of an earlier answer, and what else is in it. Raises ApiError: 400."""
     inline = [(j, part) for j, part in enumerate(message.content or ()) if isinstance(part, conversation.ImagePart)]
     files = [media_file(part, f"{place}.content[{j}]", owner) for j, part in inline]
-    for j, (url, _) in enumerate(conversation.sent_images(message, place)):
-        files.append(MediaFile(f"{place}.images[{j}].image_url.url", "image", url))
+    files += sent_files(message, place)
     words = [part for part in message.content or () if not isinstance(part, conversation.ImagePart)]
     left = message.model_copy(update={"content": words or None})
     says = words or message.tool_calls or message.audio or not files
     return files, left if says else None
+
+
+def sent_files(message: conversation.AssistantMessage, place: str) -> list[MediaFile]:
+    """Of an earlier answer's `images`. Raises ApiError: 400."""
+    urls = [url for url, _ in conversation.sent_images(message, place)]
+    return [MediaFile(f"{place}.images[{i}].image_url.url", "image", url) for i, url in enumerate(urls)]
 
 
 def _add_file(message: thinker_pb2.ChatMessage, file: MediaFile) -> Pending:
