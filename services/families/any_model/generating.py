@@ -11,13 +11,10 @@ class _Skipped:
 
     parts: tuple[str, ...]
     beginnings: tuple[str, ...]
-    folders: tuple[str, ...] = ()
+    folders: tuple[str, ...]
 
 
 _SKIPPED = {
-    "BagelForConditionalGeneration": _Skipped(
-        ("moe_gen", "latent_pos_embed", "llm2vae", "vae2llm", "time_embedder"), ("encoder.", "decoder.")
-    ),
     "Cosmos3ForConditionalGeneration": _Skipped(
         ("_moe_gen", ".add_q_proj.", ".add_k_proj.", ".add_v_proj.", ".to_add_out.", ".norm_added_"),
         ("proj_in.", "proj_out.", "time_embedder.", "audio_", "action_"),

@@ -12,14 +12,13 @@ from torch import nn
 from transformers import Qwen2Tokenizer
 
 from services.families.bagel.denoiser import BagelDenoiser
-from services.families.bagel.files import LLM, MARKS, VAE_WEIGHTS, VISION, VISION_EPS, WEIGHTS, read
+from services.families.bagel.files import LLM, MARKS, VAE_WEIGHTS, VISION, WEIGHTS, read
 from services.families.bagel.latents import PATCH
 from services.families.bagel.mot import MotSizes
 from services.families.bagel.names import published, published_vae
 from services.families.bagel.reader import BagelReader
-from services.families.bagel.sizes import BagelSizes
+from services.families.bagel.sizes import BagelSizes, sides_of, vision_of
 from services.families.bagel.tensor_file import TensorFile
-from services.families.bagel.vision import VisionSizes
 
 SCALING, SHIFT = 0.3611, 0.1159  # of FLUX.1's latents; no file says them
 VAE_LEVELS = 4  # it scales by 8
@@ -46,23 +45,19 @@ class BagelCheckpoint:
         self.sizes, self.vae = self._sizes(), self._vae()
 
     def _sizes(self) -> BagelSizes:
-        llm, vision = (read(self.folder, name) for name in (LLM, VISION))
+        llm = read(self.folder, LLM)
         if (activation := llm.get("hidden_act", "silu")) != "silu":
             raise ValueError(f"{self.folder / LLM}: hidden_act is {activation!r}; silu is served")
         marks = [self.tokenizer.convert_tokens_to_ids(token) for token in MARKS]
         if None in marks:
             raise ValueError(f"{self.folder}: its tokenizer has no {MARKS[marks.index(None)]}")
-        of_vision = set(VisionSizes.__dataclass_fields__) - {"num_positions", "layer_norm_eps"}
-        eps = vision.get("layer_norm_eps", VISION_EPS)
         with TensorFile(self.folder / WEIGHTS) as stored:
-            positions = stored.shape("vit_model.vision_model.embeddings.position_embedding.weight")[0]
             return BagelSizes(
                 MotSizes(**{name: llm[name] for name in MotSizes.__dataclass_fields__}),
-                VisionSizes(**{name: vision[name] for name in of_vision}, layer_norm_eps=eps, num_positions=positions),
+                vision_of(self.folder, stored),
                 (marks[0], marks[1]),
                 stored.shape("vae2llm.weight")[1] // PATCH**2,
-                round(stored.shape("latent_pos_embed.pos_embed")[0] ** 0.5),
-                round(stored.shape("vit_pos_embed.pos_embed")[0] ** 0.5),
+                *sides_of(stored),
                 llm["max_position_embeddings"],
             )
 

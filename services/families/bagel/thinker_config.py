@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from services.families.bagel.files import LLM, VISION, VISION_EPS, WEIGHTS, read
+from services.families.bagel.files import LLM, WEIGHTS, read
 
 PICTURE = "<|image_pad|>"
 ARCHITECTURE, MODEL_TYPE = "BagelForConditionalGeneration", "bagel"
@@ -23,10 +23,10 @@ def as_published(folder: Path, marks: tuple[int, int], config: Any) -> Any:
         return config
     from transformers import Qwen2Config
 
+    from services.families.bagel.sizes import sides_of, vision_of
     from services.families.bagel.tensor_file import TensorFile
-    from services.families.bagel.vision import VisionSizes
 
-    llm, vision = read(folder, LLM), read(folder, VISION)
+    llm = read(folder, LLM)
     theta, half = llm.pop("rope_theta", 1_000_000.0), llm["hidden_size"] // llm["num_attention_heads"] // 2
     rope = {"rope_type": "default", "rope_theta": theta, "mrope_section": [half - 2, 1, 1]}
     of_llm: dict[str, Any] = llm | {"rope_parameters": rope, "tie_word_embeddings": False, "qk_norm": True}
@@ -34,11 +34,6 @@ def as_published(folder: Path, marks: tuple[int, int], config: Any) -> Any:
     config.text_config = config.llm_config  # where vLLM looks for the language model's sizes
     config.picture_marks = marks
     with TensorFile(folder / WEIGHTS) as stored:
-        config.max_latent_size, config.vit_max_num_patch_per_side = (
-            round(stored.shape(f"{name}_pos_embed.pos_embed")[0] ** 0.5) for name in ("latent", "vit")
-        )
-        positions = stored.shape("vit_model.vision_model.embeddings.position_embedding.weight")[0]
-    stated = {name: vision[name] for name in VisionSizes.__dataclass_fields__ if name in vision}
-    of_vision: dict[str, Any] = {"layer_norm_eps": VISION_EPS} | stated | {"num_positions": positions}
-    config.vision_sizes = asdict(VisionSizes(**of_vision))
+        config.max_latent_size, config.vit_max_num_patch_per_side = sides_of(stored)
+        config.vision_sizes = asdict(vision_of(folder, stored))
     return config
