@@ -30,7 +30,7 @@ class Offer:
         speaks: the model that speaks a text.
         voices: its voices. Empty: it has one, or its voices are to be uploaded yet.
         needs_voice: it speaks with uploaded voices only.
-        languages: ISO 639-1 code of each that it is told by name, and that name. Empty: it hears them from the text.
+        languages: ISO 639-1 code of each that it takes by name, and that name. Empty: it knows them by the text.
     """
 
     hears: str | None = None

@@ -97,8 +97,8 @@ def _check_context(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo, most:
                 raise InvalidInput(f"context[{i}]", "has no text and no image; it needs one of them")
     characters = len(start.prompt) + sum(len(part.text) for part in start.context)
     if characters > most:
-        field = f"has {characters} characters with the prompt; at most {most} are read: leave out the oldest parts"
-        raise InvalidInput("context", field)
+        reason = f"has {characters} characters with the prompt; at most {most} are read: leave out the oldest parts"
+        raise InvalidInput("context", reason)
 
 
 def _task(start: dit_pb2.DitStart, info: server_info_pb2.DitInfo) -> dit_pb2.DitTask:

@@ -86,11 +86,11 @@ class EncodingCache:
 
         return call
 
-    def _look_up(self, name: str, asked: Any, compute: Callable[[], Any], state: Callable[[], dict[str, Any]]) -> Any:
-        """What `compute` gives, or gave for what is `asked`, in an equal `state`."""
+    def _look_up(self, name: str, content: Any, compute: Callable[[], Any], state: Callable[[], dict[str, Any]]) -> Any:
+        """What `compute` gives, or gave for equal `content`, in an equal `state`."""
         before = state()
         try:
-            key = _digest((asked, before))
+            key = _digest((content, before))
         except _NotExact:
             self._count(name, "not_kept")
             return compute()

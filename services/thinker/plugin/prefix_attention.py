@@ -140,10 +140,9 @@ class PrefixImpl(CPUAttentionBackendImpl):
         if not isinstance(attn_metadata, PrefixMetadata) or attn_metadata.mm_prefix_range is None:
             return made
         rows = attn_metadata.mm_prefix_range
-        asked = query[rows]
-        seen = super().forward(
-            layer, asked, key, value, kv_cache, attn_metadata.seen, output.new_empty(asked.shape), *options
-        )
+        of_pictures = query[rows]
+        empty = output.new_empty(of_pictures.shape)
+        seen = super().forward(layer, of_pictures, key, value, kv_cache, attn_metadata.seen, empty, *options)
         output[rows] = seen.view(len(rows), *output.shape[1:])
         return made
 
