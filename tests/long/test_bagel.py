@@ -1,6 +1,5 @@
 """One model of two stages, as docs/bagel.md has it typed: it answers, makes pictures, and is asked about them."""
 
-import base64
 import io
 import shlex
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 from PIL import Image
 
 from quartet import Answer, Chat, ImageDelta, Omni, TextDelta
+from tests.support.clients import pictures
 from tests.support.references.bagel import Bagel, Settings
 from tests.support.systems.stack import Stack, running
 from tests.support.systems.terminal import Terminal, lines
@@ -52,12 +52,11 @@ def client(stack: Stack) -> openai.OpenAI:
 def shown(image: Image.Image) -> dict[str, Any]:
     file = io.BytesIO()
     image.save(file, "PNG")
-    url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    return pictures.shown(file.getvalue())
 
 
 def opened(part: Any) -> Image.Image:
-    return Image.open(io.BytesIO(base64.b64decode(part["image_url"]["url"].partition(",")[2]))).convert("RGB")
+    return Image.fromarray(pictures.pixels(part["image_url"]["url"].partition(",")[2]))
 
 
 def same(image: Image.Image, wanted: Any) -> None:

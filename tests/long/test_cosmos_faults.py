@@ -16,15 +16,16 @@ from tests.support.systems.handed_over import (
     ABORTS,
     GENERATIONS,
     HEARD_WITHIN_S,
-    HELD,
     abort,
     check_error,
+    held,
     picture,
 )
 from tests.support.systems.stack import Stack, running, until
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.weekly]
+STAGES = ("thinker", "dit")
 CHATS = "/v1/chat/completions"
 QUICK: dict[str, Any] = {"prompt": "a harbor", "size": "64x48", "num_inference_steps": 3, "seed": 3}
 LONG = QUICK | {"num_inference_steps": 200}
@@ -51,13 +52,6 @@ def said(system: Stack) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def held(system: Stack) -> dict[str, float]:
-    """What requests hold, by stage and gauge, without zeros."""
-    pages = {stage: system.page(stage) for stage in ("thinker", "dit")}
-    found = {f"{stage} {gauge}": page.total(gauge) or 0.0 for stage, page in pages.items() for gauge in HELD}
-    return {name: value for name, value in found.items() if value}
-
-
 def test_a_dit_that_is_killed_leaves_the_thinker_alone(system: Stack) -> None:
     before, words = picture(system.http.post(GENERATIONS, json=QUICK)), said(system)
     with ThreadPoolExecutor() as clients:
@@ -71,7 +65,7 @@ def test_a_dit_that_is_killed_leaves_the_thinker_alone(system: Stack) -> None:
     check_error(answer, "dit")
     assert heard - killed < HEARD_WITHIN_S
     until(system.ready, "both stages serve again")
-    assert not held(system)
+    assert not held(system, STAGES)
     assert np.array_equal(picture(system.http.post(GENERATIONS, json=QUICK)), before)
 
 
@@ -83,7 +77,7 @@ async def test_a_hundred_aborts_at_random_moments_leave_nothing(system: Stack) -
         for _ in range(ABORTS)
     ]
     assert await abort(system.url, requests, at_a_time=4) == ABORTS
-    until(lambda: not held(system), "no request holds anything")
+    until(lambda: not held(system, STAGES), "no request holds anything")
     assert system.cancelled("dit")
     assert np.array_equal(picture(system.http.post(GENERATIONS, json=QUICK)), before)
     assert said(system) == words

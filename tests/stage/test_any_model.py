@@ -13,12 +13,11 @@ from PIL import Image
 
 from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput
-from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt
 from services.thinker.media import Spent, decode_audio, decode_image, decode_video, video_track
 from tests.support.samples.media import mp4, png, wav
-from tests.support.scripted.preprocessing import decoders
+from tests.support.stage.thinking import Thinking, thinking
 from tests.support.tiers import tiered
 from tests.support.weights import text_models
 from tests.support.weights.text_models import HEARING, MODELS, PICTURED, UNIFIED, text_checkpoint
@@ -38,36 +37,31 @@ class Served:
     """An engine (real processes) with its preprocessor, and the reference on the same checkpoint."""
 
     name: str
-    settings: ThinkerSettings
-    engine: Any
-    preprocessor: Any
+    thinking: Thinking
     reference: Any
+
+    @property
+    def settings(self) -> ThinkerSettings:
+        return self.thinking.settings
+
+    @property
+    def engine(self) -> Any:
+        return self.thinking.engine
+
+    @property
+    def preprocessor(self) -> Any:
+        return self.thinking.preprocessor
 
     async def run(self, conversation: Conversation, **sampling: Any) -> tuple[Any, list[int], str | None]:
         """(prompt, token ids of the answer, why it ended)."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        options = {"temperature": 0, "max_tokens": TOKENS, "ignore_eos": True} | sampling
-        params = SamplingParams(output_kind=RequestOutputKind.DELTA, **options)
-        prompt, ids, reason = await self.preprocessor.prepare(conversation), list[int](), None
-        async for step in self.engine.generate("r", prompt, params):
-            ids += step.token_ids
-            reason = step.finish_reason
-        return prompt, ids, reason
+        written = await self.thinking.write(conversation, **{"max_tokens": TOKENS, "ignore_eos": True} | sampling)
+        return written.prompt, written.ids, written.reason
 
     async def scores(self, conversation: Conversation) -> torch.Tensor:
         """Log-probabilities of the tokens of the answer, (TOKENS,)."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=0, output_kind=RequestOutputKind.DELTA
-        )
-        prompt, found = await self.preprocessor.prepare(conversation), list[float]()
-        async for step in self.engine.generate("s", prompt, params):
-            found += [each[i].logprob for i, each in zip(step.token_ids, step.logprobs, strict=True)]
-        return torch.tensor(found)
+        written = await self.thinking.write(conversation, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
+        assert len(written.scores) == TOKENS
+        return written.scores
 
     @torch.inference_mode()
     def expected(self, conversation: Conversation) -> tuple[list[int], list[int]]:
@@ -129,24 +123,8 @@ class Served:
 )
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     checkpoint = text_checkpoint(request.param)
-    settings = ThinkerSettings(
-        model=str(checkpoint),
-        dtype="float32",
-        block_size=32,
-        kv_cache_bytes=16 << 20,
-        max_running_requests=8,
-        max_context_tokens=1024,
-        max_batched_tokens=64,  # longer prompts are read in pieces
-    )
-    environment.configure(settings)
-    from services.thinker.engine import ThinkerEngine
-    from services.thinker.preprocess import Preprocessor
-
-    engine = await ThinkerEngine.start(settings)
-    preprocessor = Preprocessor(settings, engine, decoders())
-    yield Served(request.param, settings, engine, preprocessor, text_models.load(checkpoint))
-    await engine.close()
-    preprocessor.close()
+    async with thinking(checkpoint, max_batched_tokens=64) as started:
+        yield Served(request.param, started, text_models.load(checkpoint))
 
 
 def said(*parts: Any) -> Conversation:

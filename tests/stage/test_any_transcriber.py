@@ -13,12 +13,11 @@ import soundfile
 import torch
 
 from services.common.errors import InvalidInput, InvalidMedia
-from services.thinker import environment
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message, SpokenInput
 from services.thinker.media import decode_audio
 from tests.support.samples.media import wav
-from tests.support.scripted.preprocessing import decoders
+from tests.support.stage.thinking import thinking
 from tests.support.tiers import tiered
 from tests.support.weights.speech_models import SPEECH, published_checkpoint, reference
 
@@ -82,26 +81,10 @@ class Served:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=tiered(SPEECH, QUICK, ("glm_asr",)))
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
-    checkpoint = published_checkpoint(request.param)
-    settings = ThinkerSettings(
-        model=str(checkpoint),
-        dtype="float32",
-        block_size=32,
-        kv_cache_bytes=16 << 20,
-        max_running_requests=8,
-        max_context_tokens=1024,
-        max_batched_tokens=512,
-    )
-    environment.configure(settings)
-    from services.thinker.engine import ThinkerEngine
-    from services.thinker.preprocess import Preprocessor
-
     processor, model = reference(request.param)
-    engine = await ThinkerEngine.start(settings)
-    preprocessor = Preprocessor(settings, engine, decoders())
-    yield Served(request.param, engine, preprocessor, processor, model, settings)
-    await engine.close()
-    preprocessor.close()
+    async with thinking(published_checkpoint(request.param), max_batched_tokens=512) as started:
+        of_thinker = started.engine, started.preprocessor
+        yield Served(request.param, *of_thinker, processor, model, started.settings)
 
 
 def sound(*of: Any) -> MediaFile:

@@ -1,11 +1,10 @@
 """BAGEL makes what our plain reference makes: in the dit, alone and among others, and with an encoder beside it."""
 
-import asyncio
 import io
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from services.common.errors import InvalidInput
 from services.dit.output import Done, Encoded, Failed, Preview, Progress, Thoughts
 from services.encoder.config import EncoderSettings
 from services.encoder.engine import EncoderEngine
-from tests.stage.test_dit_encoder import collect, outputs, serving, shared_memory
+from tests.stage.test_dit_encoder import handed_over, joined, serving, shared_memory
 from tests.support.references.bagel import Bagel, Settings
 from tests.support.stage.dit_engine import Bench, Watched, bench
 from tests.support.stage.streaming import reading
@@ -324,21 +323,14 @@ async def test_two_processes_make_what_one_makes(
     start = dit_pb2.DitStart(
         request_id="r", prompt="a red fox", seed=5, num_inference_steps=3, count=2, width=64, height=64
     )
-    start.arguments = json.dumps({"think": True, "max_think_tokens": 6})
-    start.pixel_format = dit_pb2.PIXEL_FORMAT_FLOAT32
-    for each in given:
-        file = io.BytesIO()
-        each.save(file, "PNG")
-        start.images.add(kind=media_pb2.MEDIA_KIND_IMAGE, data=file.getvalue())
+    with_thoughts(start, given)
     whole = dit.make(dit.orders(start, given))
     with bench(checkpoint, encoders="stream") as streamed:
         assert streamed.info.needs_source
         assert {each.device.type for each in streamed.engine.models.pipeline.text_encoder.parameters()} == {"meta"}
         async with serving(checkpoint, streamed) as pair:
-            encoding = asyncio.create_task(collect(pair.encode(start, "s")))
-            responses = await collect(pair.generate(start, "s"))
-            await encoding
-    made = await outputs(again(responses))
+            responses = await handed_over(pair, start)
+    made = joined(responses)
     assert len(made) == 2
     thoughts = [i for i, each in enumerate(responses) if each.HasField("thoughts")]
     assert max(thoughts) < min(i for i, each in enumerate(responses) if each.HasField("progress"))
@@ -353,13 +345,18 @@ async def test_two_processes_make_what_one_makes(
 def edit_of_a_conversation() -> dit_pb2.DitStart:
     """With thoughts, two outputs, and its pictures in it."""
     start, pictures = talk(TALK, request_id="r", seed=5, num_inference_steps=3, count=2, width=64, height=64)
+    with_thoughts(start, pictures)
+    return start
+
+
+def with_thoughts(start: dit_pb2.DitStart, pictures: Sequence[Image.Image]) -> None:
+    """Adds the files of its pictures, and what makes floats of thoughts."""
     start.arguments = json.dumps({"think": True, "max_think_tokens": 6})
     start.pixel_format = dit_pb2.PIXEL_FORMAT_FLOAT32
     for each in pictures:
         file = io.BytesIO()
         each.save(file, "PNG")
         start.images.add(kind=media_pb2.MEDIA_KIND_IMAGE, data=file.getvalue())
-    return start
 
 
 async def test_a_conversation_goes_from_process_to_process_by_each_transport(checkpoint: Path, dit: Bench) -> None:
@@ -369,9 +366,7 @@ async def test_a_conversation_goes_from_process_to_process_by_each_transport(che
     with bench(checkpoint, encoders="stream") as streamed, shared_memory() as arena:
         for transport in (None, arena):
             async with serving(checkpoint, streamed, transport) as pair:
-                encoding = asyncio.create_task(collect(pair.encode(start, "s")))
-                made.append(await outputs(pair.generate(start, "s")))
-                await encoding
+                made.append(joined(await handed_over(pair, start)))
     inline, shared = made
     assert len(inline) == len(shared) == len(whole) == 2
     for mine, other, theirs in zip(inline, shared, whole, strict=True):
@@ -387,17 +382,13 @@ async def test_a_conversation_goes_from_process_to_process_by_ucx(checkpoint: Pa
     start = edit_of_a_conversation()
     with bench(checkpoint, encoders="stream") as streamed:
         async with serving(checkpoint, streamed) as pair:
-            encoding = asyncio.create_task(collect(pair.encode(start, "s")))
-            inline = await outputs(pair.generate(start, "s"))
-            await encoding
+            inline = joined(await handed_over(pair, start))
         before = sent_bytes("ucx")
         with working() as producer, working() as consumer, reading(ARENAS, "inline", ucx=consumer):
             producer.peer(consumer.address)
             await connected(producer)
             async with serving(checkpoint, streamed, UcxTransport(producer, 1)) as pair:
-                encoding = asyncio.create_task(collect(pair.encode(start, "s")))
-                made = await outputs(pair.generate(start, "s"))
-                await encoding
+                made = joined(await handed_over(pair, start))
         assert sent_bytes("ucx") > before
     assert len(made) == len(inline) == 2
     for mine, other in zip(made, inline, strict=True):
@@ -409,11 +400,6 @@ def sent_bytes(transport: str) -> float:
     samples = (sample for family in REGISTRY.collect() for sample in family.samples)
     wanted = (s.value for s in samples if s.name.endswith("stream_bytes_total") and s.labels["transport"] == transport)
     return sum(wanted)
-
-
-async def again(responses: Sequence[Any]) -> AsyncIterator[Any]:
-    for response in responses:
-        yield response
 
 
 def test_the_encoder_has_no_denoiser(checkpoint: Path) -> None:

@@ -11,12 +11,10 @@ import pytest_asyncio
 import torch
 from PIL import Image
 
-from services.thinker import environment
-from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message
 from tests.support.references.bagel import Bagel, Context, Segment, Settings, scaled
 from tests.support.samples.media import png
-from tests.support.scripted.preprocessing import decoders
+from tests.support.stage.thinking import Thinking, thinking
 from tests.support.tiers import tiered
 from tests.support.weights.checkpoints import diffusion_checkpoint
 
@@ -26,23 +24,18 @@ TOKENS = 16
 
 @dataclass
 class Served:
-    """An engine (real processes) with its preprocessor, and the reference on the same checkpoint."""
+    """A thinker, and the reference on the same checkpoint."""
 
-    engine: Any
-    preprocessor: Any
+    thinking: Thinking
     plain: Bagel
 
-    async def answer(self, conversation: Conversation) -> tuple[Any, list[int], torch.Tensor]:
-        """(prompt, token ids of the answer, their log-probabilities)."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
+    async def answer(self, conversation: Conversation) -> tuple[list[int], torch.Tensor]:
+        """(token ids of the answer, their log-probabilities)."""
+        written = await self.thinking.write(conversation, max_tokens=TOKENS, logprobs=0)
+        return written.ids, written.scores
 
-        params = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=0, output_kind=RequestOutputKind.DELTA)
-        prompt, ids, scores = await self.preprocessor.prepare(conversation), list[int](), list[float]()
-        async for step in self.engine.generate("r", prompt, params):
-            ids += step.token_ids
-            scores += [each[i].logprob for i, each in zip(step.token_ids, step.logprobs, strict=True)]
-        return prompt, ids, torch.tensor(scores)
+    def text(self, ids: list[int]) -> str:
+        return self.thinking.engine.checkpoint.tokenizer.decode(ids, skip_special_tokens=True)
 
     @torch.no_grad()
     def scores(self, given: list[Any], ids: list[int]) -> tuple[list[int], torch.Tensor]:
@@ -64,24 +57,8 @@ class Served:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=tiered(("tiny", "small"), "tiny", ("small",)))
 async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
     checkpoint = diffusion_checkpoint("bagel", size=request.param)
-    settings = ThinkerSettings(
-        model=str(checkpoint),
-        dtype="float32",
-        block_size=32,
-        kv_cache_bytes=16 << 20,
-        max_running_requests=8,
-        max_context_tokens=1024,
-        max_batched_tokens={"tiny": 104, "small": 256}[request.param],  # longer prompts are read in pieces
-    )
-    environment.configure(settings)
-    from services.thinker.engine import ThinkerEngine
-    from services.thinker.preprocess import Preprocessor
-
-    engine = await ThinkerEngine.start(settings)
-    preprocessor = Preprocessor(settings, engine, decoders())
-    yield Served(engine, preprocessor, Bagel(checkpoint))
-    await engine.close()
-    preprocessor.close()
+    async with thinking(checkpoint, {"tiny": 104, "small": 256}[request.param]) as started:
+        yield Served(started, Bagel(checkpoint))
 
 
 def picture(width: int, height: int) -> tuple[MediaFile, Image.Image]:
@@ -111,7 +88,7 @@ ASKED = (
 async def test_answers_are_those_of_the_reference_together_and_from_the_prefix_cache(served: Served) -> None:
     for _ in range(2):
         answers = await asyncio.gather(*(served.answer(conversation) for conversation, _ in ASKED))
-        for (_, given), (_, ids, scores) in zip(ASKED, answers, strict=True):
+        for (_, given), (ids, scores) in zip(ASKED, answers, strict=True):
             likeliest, expected = served.scores(given, ids)
             assert ids == likeliest
             assert (scores - expected).abs().max() < 1e-4
@@ -123,8 +100,8 @@ async def test_texts_are_those_of_the_reference(served: Served) -> None:
     for think in (False, True):
         text, _ = served.plain.make(given, think=think, understand=True, settings=settings)
         asked = replace(conversation, template_kwargs={"enable_thinking": True} if think else {})
-        _, ids, _ = await served.answer(asked)
-        assert served.engine.checkpoint.tokenizer.decode(ids, skip_special_tokens=True) == text
+        ids, _ = await served.answer(asked)
+        assert served.text(ids) == text
         assert text
 
 
@@ -138,7 +115,7 @@ async def test_earlier_answers_are_turns_as_all_others(served: Served) -> None:
             Message("user", ["Sure?"]),
         ]
     )
-    _, ids, scores = await served.answer(asked)
+    ids, scores = await served.answer(asked)
     likeliest, expected = served.scores(["Be brief.", "What is this?", image, "A boat.", "Sure?"], ids)
     assert ids == likeliest
     assert (scores - expected).abs().max() < 1e-4

@@ -106,6 +106,14 @@ async def serving(checkpoint: Path, dit: Bench, transport: Transport | None = No
     await CHANNELS.close_all()
 
 
+async def handed_over(pair: Pair, start: dit_pb2.DitStart, stream_id: str = "s") -> list[Any]:
+    """What the dit answers while the encoder streams to it."""
+    encoding = asyncio.create_task(collect(pair.encode(start, stream_id)))
+    responses = await collect(pair.generate(start, stream_id))
+    await encoding
+    return responses
+
+
 def start_of(family: str, **fields: Any) -> dit_pb2.DitStart:
     start = dit_pb2.DitStart(request_id="r", prompt="a red fox", seed=5, num_inference_steps=3, guidance_scale=2.5)
     if family in ("wan", "wan-i2v"):
@@ -124,11 +132,15 @@ def start_of(family: str, **fields: Any) -> dit_pb2.DitStart:
 
 
 async def outputs(call: Any) -> list[torch.Tensor]:
+    return joined(await collect(call))
+
+
+def joined(responses: list[Any]) -> list[torch.Tensor]:
+    """The outputs, of their pieces."""
     made: dict[int, list[torch.Tensor]] = {}
-    async with asyncio.timeout(GUARD_S):
-        async for response in call:
-            if response.HasField("piece"):
-                made.setdefault(response.piece.output, []).append(to_torch(response.piece.data))
+    for response in responses:
+        if response.HasField("piece"):
+            made.setdefault(response.piece.output, []).append(to_torch(response.piece.data))
     return [torch.cat(pieces) for _, pieces in sorted(made.items())]
 
 
@@ -147,9 +159,7 @@ async def test_shared_memory_makes_the_same_to_the_bit(glm: Path) -> None:
         made: list[list[torch.Tensor]] = []
         for with_transport in (None, transport):
             async with serving(glm, dit, with_transport) as pair:
-                encoding = asyncio.create_task(collect(pair.encode(start, "s")))
-                made.append(await outputs(pair.generate(start, "s")))
-                await encoding
+                made.append(joined(await handed_over(pair, start)))
         assert all(torch.equal(inline, shared) for inline, shared in zip(*made, strict=True))
         sent = "quartet_stream_bytes_total"
         labels = {"stage": "encoder", "consumer": "dit", "rows": "tensors", "transport": "shared_memory"}

@@ -9,7 +9,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,6 +72,13 @@ def picture(answer: httpx.Response) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(made["b64_json"]))).convert("RGB"))
 
 
+def held(system: Stack, stages: Sequence[str]) -> dict[str, float]:
+    """What requests hold in the stages, by stage and gauge, without zeros."""
+    pages = {stage: system.page(stage) for stage in stages}
+    found = {f"{stage} {gauge}": page.total(gauge) or 0.0 for stage, page in pages.items() for gauge in HELD}
+    return {name: value for name, value in found.items() if value}
+
+
 class HandedOver:
     """The running system. `arenas`: the directory of its shared memory; None: tensors go inline."""
 
@@ -87,10 +94,7 @@ class HandedOver:
         return time.monotonic(), answer
 
     def held(self) -> dict[str, float]:
-        """What requests hold in the stages, by gauge, without zeros."""
-        pages = {stage: self.system.page(stage) for stage in STAGES}
-        found = {f"{stage} {gauge}": pages[stage].total(gauge) or 0.0 for stage in STAGES for gauge in HELD}
-        return {name: value for name, value in found.items() if value}
+        return held(self.system, STAGES)
 
     def wait_until_nothing_is_held(self) -> None:
         until(lambda: not self.held(), "no request holds anything")
