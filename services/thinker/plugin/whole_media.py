@@ -20,7 +20,8 @@ def keep_media_whole() -> None:
     def schedule_whole(
         self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int, *others: Any, **named: Any
     ) -> Any:
-        if self.scheduler_config.disable_chunked_mm_input:
+        # The sound of an encoder-decoder model has its places in the encoder, not among the prompt's tokens.
+        if self.scheduler_config.disable_chunked_mm_input and not self.is_encoder_decoder:
             places = (feature.mm_position for feature in request.mm_features)
             ranges = [(place.offset, place.offset + place.length) for place in places]
             num_new_tokens = fitting(num_computed_tokens, num_new_tokens, ranges)
