@@ -16,6 +16,7 @@ from gateway.dialects.realtime.input.transcriber import Transcriber
 from gateway.dialects.realtime.input.turn_listener import TurnListener
 from gateway.dialects.realtime.output.outbox import Outbox
 from gateway.dialects.realtime.output.responses import Request, Response, check_metadata
+from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.output.tools import check_tools
 from gateway.dialects.realtime.settings.session import Session
 from gateway.listening.detector import DetectorError
@@ -27,15 +28,29 @@ _MAX_SIDE_RESPONSES = 8  # out of band, at a time
 
 
 class SessionHandler:
-    """One session. `log` has the fields of the connection's log line."""
+    """One session.
+
+    Args:
+        log: the fields of the connection's log line.
+        transport: the label of its metrics.
+
+    Attributes:
+        quality: of its sound.
+    """
 
     error_event = staticmethod(events.error_event)
 
     def __init__(
-        self, gateway: Gateway, session: Session, outbox: Outbox, key: ApiKey | None, log: dict[str, Any]
+        self,
+        gateway: Gateway,
+        session: Session,
+        outbox: Outbox,
+        key: ApiKey | None,
+        log: dict[str, Any],
+        transport: str = "websocket",
     ) -> None:
         self._gateway, self._outbox, self._key, self._log = gateway, outbox, key, log
-        self.session = session
+        self.session, self.quality = session, SoundQuality(transport)
         most, held, owner = gateway.settings.max_realtime_bytes, gateway.held_by_sessions, key and key.name
         self.conversation = Conversation(MAX_ITEMS, most, held, owner)
         self.buffer = InputBuffer(session.input_format)
@@ -68,6 +83,14 @@ class SessionHandler:
     def is_busy(self) -> bool:
         """Whether it works for the client."""
         return bool(self._responses) or self._transcriber.is_busy
+
+    async def finish(self) -> None:
+        """Returns when the answers that the client knows of have ended, and what the user said is transcribed."""
+        if self._listener is not None:
+            await self._listener.discard_speculation()
+        if tasks := [response.task for response in self._responses.values()]:
+            await asyncio.wait(tasks)
+        await self._transcriber.finish()
 
     async def close(self) -> None:
         await asyncio.gather(self._transcriber.close(), *(response.drop() for response in self._responses.values()))
@@ -222,7 +245,7 @@ class SessionHandler:
         items = self.conversation.context() if items is None else items
         prompt = Prompt(session or self.session, items, self.conversation.id)
         conversation = None if out_of_band else self.conversation
-        request = Request(prompt, metadata, conversation, self._key, self._log)
+        request = Request(prompt, metadata, conversation, self._key, self._log, self.quality)
         response = Response(self._gateway, request, self._outbox, speculative)
         if not out_of_band:
             self._active = response
@@ -241,6 +264,8 @@ class SessionHandler:
         del self._responses[response.id]
         if self._active is response:
             self._active = None
+            if not response.is_speculative:
+                self.quality.answer_ended()
             if self._listener is not None and not response.is_speculative:
                 self._listener.idle_from(response.played_at)
 

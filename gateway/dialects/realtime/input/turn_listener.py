@@ -30,6 +30,7 @@ class TurnListener:
         self._session, self._gateway, self._detector = session, gateway, detector
         self._turns = turn_detector.TurnDetector(rules, detector.heard_ms)
         self._heard_ms = detector.heard_ms
+        self._came_at, self._came_ms = 0.0, 0.0  # the last sample: when it came, and its place in the sound
         self._start_ms, self._id, self._speculations = 0, "", 0
         self._item: Item | None = None
         self._speculative: Response | None = None
@@ -37,6 +38,7 @@ class TurnListener:
     async def listen(self, samples: np.ndarray, rules: ServerVad | SemanticVad) -> None:
         """Processes all of (n,) int16 samples at 16 kHz. Raises RealtimeError: a turn could not be committed."""
         self._turns.rules = rules
+        self._came_at, self._came_ms = time.monotonic(), self._session.buffer.returned_ms
         refusal: RealtimeError | None = None
         for probability in await self._detector.add(samples):
             self._heard_ms += STEP_MS
@@ -45,6 +47,7 @@ class TurnListener:
                     await self._handle(event)
                 except RealtimeError as error:
                     refusal = refusal or error
+        self._session.quality.user_speaks(self._turns.speaking)
         if not self._turns.speaking:
             self._session.buffer.drop_before(self._heard_ms - self._turns.padding_ms - _MORE_KEPT_MS)
         if refusal is not None:
@@ -59,11 +62,13 @@ class TurnListener:
 
     def close(self) -> None:
         self._detector.close()
+        self._session.quality.user_speaks(False)
 
     async def reset_turn(self) -> None:
         """Drops the current turn: the client has committed or cleared its sound."""
         await self._discard_item()
         self._turns.clear(self._heard_ms)
+        self._session.quality.user_speaks(False)
 
     def idle_from(self, played_at: float | None) -> None:
         """Counts the idle timeout from the end of playback, in `time.monotonic()`, or from now; None: stops."""
@@ -89,6 +94,8 @@ class TurnListener:
                 await self._discard_item()
             case turn_detector.SpeechEnd(end_ms, cut_ms):
                 self.idle_from(None)  # an answer that was interrupted is over
+                last_word_ms = cut_ms - turn_detector.PAUSE_MS
+                self._session.quality.turn_ended(self._came_at - (self._came_ms - last_word_ms) / 1000)
                 self._session.send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=self._id)
                 await self._commit(self._item or self._cut(cut_ms), cut_ms)
             case turn_detector.IdleTimeout(start_ms, end_ms) if self._session.active is None:
