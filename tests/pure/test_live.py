@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from openai.lib.live import TranscriptGrouper
 from openai.types.live.connect_server_event import ConnectServerEvent
 from pydantic import TypeAdapter
 
+from gateway.dialects.realtime import g711
 from services.common.errors import InternalError
 from tests.support.clients.live_client import LiveClient, live, tone
 from tests.support.clients.realtime_client import base64_of
@@ -22,9 +24,11 @@ from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ANSWER = "".join(PIECES)
-LONG = [f"{word} " for word in "one two three four five six seven eight nine ten eleven twelve thirteen".split()]
-FRAME_S, TAIL_S = SAMPLES_PER_FRAME / SAMPLE_RATE_HZ, 0.3
-LAMP = {"type": "function", "name": "lamp", "parameters": {"type": "object", "properties": {"on": {"type": "boolean"}}}}
+NUMBERS = "one two three four five six seven eight nine ten eleven twelve thirteen"
+LONG = [f"{word} " for word in NUMBERS.split()]
+FRAME_S = SAMPLES_PER_FRAME / SAMPLE_RATE_HZ
+PARAMETERS = {"type": "object", "properties": {"on": {"type": "boolean"}}}
+LAMP = {"type": "function", "name": "lamp", "parameters": PARAMETERS}
 BACKEND = {"type": "responses", "responses": {"model": "gpt-5.6-luna", "tools": [LAMP]}}
 
 
@@ -56,7 +60,7 @@ def read(gateway: Running) -> list[tuple[str, str]]:
 def resets(client: LiveClient) -> list[str]:
     """Why OpenAI's own grouper of transcripts has ended turns."""
     reasons, grouper = [], TranscriptGrouper()
-    grouper.on("transcript.segment.closed", lambda closed: reasons.append(closed.reason))
+    grouper.on("segment.closed", lambda closed: reasons.append(closed.reason))
     for event in client.events:
         if event["type"].endswith("_transcript.delta"):
             grouper.push(TypeAdapter(ConnectServerEvent).validate_python(event))
@@ -78,6 +82,7 @@ async def test_a_turn_and_its_answer(gateway: Running, sentence: bytes) -> None:
     assert client.said("input") == ANSWER
     told = [kind for kind in client.kinds() if kind.endswith("_transcript.delta")]
     assert told[0] == "session.input_transcript.delta"
+    assert resets(client)
     assert "timestamp_reset" not in resets(client)
     sound_s = len(client.sound) / 2 / 24_000
     assert sound_s == pytest.approx(20 * FRAME_S, abs=0.11)
@@ -248,10 +253,7 @@ async def test_the_server_plays_a_sound_of_the_clients(gateway: Running) -> None
 async def test_other_formats_of_sound(gateway: Running, sentence: bytes, audio_format: dict, bytes_per_s: int) -> None:
     voice = recording(1.5, [0.2]).pcm16_at(bytes_per_s // 2 if bytes_per_s > 8000 else 8000)
     if bytes_per_s == 8000:
-        from gateway.dialects.realtime import g711
-
-        law = "mu" if audio_format["type"] == "audio/pcmu" else "a"
-        voice = g711.encode(__import__("numpy").frombuffer(voice, "<i2"), law)
+        voice = g711.encode(np.frombuffer(voice, "<i2"), "mu" if audio_format["type"] == "audio/pcmu" else "a")
     silence = {"audio/pcmu": b"\xff", "audio/pcma": b"\xd5"}.get(audio_format["type"], b"\0") * bytes_per_s
     gateway.scripts["code2wav"].frames = 10
     async with live(gateway, audio={"format": audio_format}) as client:
@@ -283,4 +285,4 @@ async def test_a_client_that_leaves_ends_its_answer(gateway: Running, sentence: 
         await gateway.until(lambda: gateway.scripts["code2wav"].running == 1)
     await gateway.until(lambda: not any(script.running for script in gateway.scripts.values()))
     await gateway.until(lambda: gateway.app.state.gateway.realtime_sessions == 0)
-    assert not [task for task in asyncio.all_tasks() if "pacer" in repr(task).lower()]
+    await gateway.until(lambda: not any("Pacer.run" in repr(task) for task in asyncio.all_tasks()))

@@ -101,7 +101,9 @@ def parse(text: str) -> LiveEvent:
     """Parses a message. Raises ApiError."""
     event = read(text, (*_EVENTS, *_OF_FULL_DUPLEX))
     if event["type"] in _OF_FULL_DUPLEX:
-        raise unsupported("type", f"{event['type']} is not served here")
+        refusal = unsupported("type", f"{event['type']} is not served here")
+        refusal.event_id = validated(ClientEvent, event).event_id
+        raise refusal
     return validated(_EVENTS[event["type"]], event)
 
 

@@ -83,24 +83,17 @@ class DelegatedModel(ConfigPart):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
-class ClientDelegation(ConfigPart):
-    type: Literal["client"]
+class Delegation(ConfigPart):
+    """Who takes tasks. OpenAI's third type, decisions, is not served here."""
 
+    type: Literal["client", "responses"]
+    responses: DelegatedModel | None = None
 
-class ResponsesDelegation(ConfigPart):
-    type: Literal["responses"]
-    responses: DelegatedModel = DelegatedModel()
-
-
-def _delegation(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") == "decisions":
-        raise ValueError("decisions are not served here; use client or responses")
-    return value
-
-
-Delegation = Annotated[
-    Annotated[ClientDelegation | ResponsesDelegation, Field(discriminator="type")] | None, BeforeValidator(_delegation)
-]
+    @model_validator(mode="after")
+    def _has_a_model(self) -> "Delegation":
+        if (self.type == "responses") != (self.responses is not None):
+            raise ValueError("`responses` belongs to the type responses, which needs it")
+        return self
 
 
 def _nothing(value: Any) -> Any:
@@ -116,14 +109,14 @@ class LiveConfig(ConfigPart):
     instructions: Annotated[str, Field(max_length=_MAX_CHARACTERS)] | None = None
     input: Annotated[Listed[PastMessage], Field(max_length=_MAX_MESSAGES)] | None = None
     audio: LiveAudio = LiveAudio()
-    delegation: Delegation = None
+    delegation: Delegation | None = None
     triggers: Annotated[Any, AfterValidator(_nothing)] = None
     store: Annotated[bool | None, AfterValidator(_nothing)] = None
 
     @property
     def backend(self) -> DelegatedModel | None:
         """None: the client takes tasks."""
-        return self.delegation.responses if isinstance(self.delegation, ResponsesDelegation) else None
+        return None if self.delegation is None else self.delegation.responses
 
     def realtime(self, semantic: bool) -> dict[str, Any]:
         """Members of the realtime session. `semantic`: a model judges the ends of turns."""
@@ -167,7 +160,7 @@ def _merged(before: dict[str, Any] | None, value: Any) -> Any:
         return value
     merged = before | value
     if isinstance(value.get("responses"), dict):
-        merged["responses"] = before.get("responses", {}) | value["responses"]
+        merged["responses"] = (before.get("responses") or {}) | value["responses"]
     return merged
 
 
