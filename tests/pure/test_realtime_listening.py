@@ -10,35 +10,11 @@ from prometheus_client import REGISTRY
 
 from services.common.errors import QueueFull
 from tests.support.clients.realtime_client import RealtimeClient, base64_of, kinds, session
+from tests.support.samples.loudness import Ears
 from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-STEP = 512
 VAD = {"type": "server_vad", "prefix_padding_ms": 300, "silence_duration_ms": 500}
-
-
-class Loudness:
-    """Says that what is loud is speech: a tone is none to a real detector."""
-
-    def __init__(self, begin_ms: float) -> None:
-        self._rest, self.heard_ms = np.empty(0, np.int16), begin_ms
-
-    async def add(self, samples: np.ndarray) -> list[float]:
-        sound = np.concatenate([self._rest, samples])
-        steps = sound[: len(sound) // STEP * STEP].reshape(-1, STEP)
-        self._rest = sound[steps.size :]
-        return [0.99 if np.abs(step).max() > 1000 else 0.01 for step in steps]
-
-    def close(self) -> None:
-        pass
-
-
-class Ears:
-    def open(self, begin_ms: float = 0.0) -> Loudness:
-        return Loudness(begin_ms)
-
-    def close(self) -> None:
-        pass
 
 
 @asynccontextmanager

@@ -14,7 +14,8 @@ from gateway.dialects.realtime.events import ClientEvent, RealtimeError, in_thre
 from gateway.dialects.realtime.input.input_buffer import InputBuffer
 from gateway.dialects.realtime.input.transcriber import Transcriber
 from gateway.dialects.realtime.input.turn_listener import TurnListener
-from gateway.dialects.realtime.output.outbox import Outbox
+from gateway.dialects.realtime.output.outbox import EventSink
+from gateway.dialects.realtime.output.playback import Playback
 from gateway.dialects.realtime.output.responses import Request, Response, check_metadata
 from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.output.tools import check_tools
@@ -31,7 +32,8 @@ class SessionHandler:
     """One session.
 
     Args:
-        log: the fields of the connection's log line.
+        log: fields of the connection's log line.
+        playback: of answers, where the server plays them; None: the client does.
         transport: the label of its metrics.
 
     Attributes:
@@ -44,12 +46,15 @@ class SessionHandler:
         self,
         gateway: Gateway,
         session: Session,
-        outbox: Outbox,
+        outbox: EventSink,
         key: ApiKey | None,
         log: dict[str, Any],
+        playback: Playback | None = None,
+        *,
         transport: str = "websocket",
     ) -> None:
         self._gateway, self._outbox, self._key, self._log = gateway, outbox, key, log
+        self.playback = playback
         self.session, self.quality = session, SoundQuality(transport)
         most, held, owner = gateway.settings.max_realtime_bytes, gateway.held_by_sessions, key and key.name
         self.conversation = Conversation(MAX_ITEMS, most, held, owner)
@@ -102,10 +107,24 @@ class SessionHandler:
     async def handle(self, event: ClientEvent) -> None:
         """Handles an event of the client. Raises ApiError: nothing was changed."""
         handler = self._handlers.get(type(event))
-        if self._listener is not None and not isinstance(event, _HARMLESS):
-            await self._listener.discard_speculation()
+        if not isinstance(event, _HARMLESS):
+            await self._discard_speculation()
         if handler is not None:  # the others are for WebRTC and SIP
             await handler(event)
+
+    async def _discard_speculation(self) -> None:
+        if self._listener is not None:
+            await self._listener.discard_speculation()
+
+    async def add_item(self, item: Item) -> None:
+        """Adds what the client does not know as an item. Raises RealtimeError: the conversation is full."""
+        await self._discard_speculation()
+        self.conversation.add(item)
+
+    async def change(self, session: Session) -> None:
+        """Changes the settings, which were checked."""
+        await self._discard_speculation()
+        self.session = session
 
     def send(self, kind: str, /, **members: Any) -> None:
         self._outbox.put(server_event(kind, **members))
@@ -122,8 +141,13 @@ class SessionHandler:
         self.send("session.updated", session=session.public())
 
     async def _append(self, event: events.AudioAppend) -> None:
-        data, begin_ms = event.audio, self.buffer.returned_ms
-        samples = await in_thread_if_long(len(data), lambda: self.buffer.add(decode_base64(data, "audio")))
+        data = event.audio
+        await self.hear(await in_thread_if_long(len(data), lambda: decode_base64(data, "audio")))
+
+    async def hear(self, data: bytes) -> None:
+        """Takes sound of the user's, in the session's format. Raises RealtimeError."""
+        begin_ms = self.buffer.returned_ms
+        samples = await in_thread_if_long(len(data), lambda: self.buffer.add(data))
         rules = self.session.turn_detection
         if rules is None:
             await self._reset_turn()

@@ -43,6 +43,7 @@ class TurnListener:
         refusal: RealtimeError | None = None
         for probability in await self._detector.add(samples):
             self._heard_ms += STEP_MS
+            self._turns.onset_steps = self._onset_steps
             for event in self._turns.add(probability, self._heard_ms):
                 try:
                     await self._handle(event)
@@ -82,10 +83,8 @@ class TurnListener:
             case turn_detector.SpeechStart(start_ms):
                 self._start_ms, self._id, self._speculations = start_ms, new_id("item"), 0
                 self._session.send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._id)
-                active = self._session.active
-                if active is not None and self._turns.rules.interrupt_response:
-                    metrics.BARGE_INS.inc()
-                    await active.cancel("turn_detected")
+                if self._turns.rules.interrupt_response:
+                    await self._interrupt()
             case turn_detector.Pause(end_ms):
                 self._item = self._cut(end_ms)
                 self._speculate(self._item)
@@ -104,6 +103,25 @@ class TurnListener:
                 times = {"audio_start_ms": start_ms, "audio_end_ms": end_ms}
                 self._session.send("input_audio_buffer.timeout_triggered", **times, item_id=self._id)
                 await self._commit(self._cut(end_ms), end_ms)
+
+    @property
+    def _is_played(self) -> bool:
+        """Whether the server plays an answer."""
+        return self._session.playback is not None and self._session.playback.is_playing
+
+    @property
+    def _onset_steps(self) -> int:
+        return turn_detector.BARGE_IN_ONSET_STEPS if self._is_played else turn_detector.ONSET_STEPS
+
+    async def _interrupt(self) -> None:
+        """Ends the answer that is made, or played."""
+        active, is_played = self._session.active, self._is_played
+        if active is not None or is_played:
+            metrics.BARGE_INS.inc()
+        if self._session.playback is not None and is_played:
+            self._session.playback.cut()
+        if active is not None:
+            await active.cancel("turn_detected")
 
     def _speculate(self, item: Item) -> None:
         if (

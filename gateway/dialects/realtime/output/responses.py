@@ -23,7 +23,7 @@ from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
 from gateway.dialects.realtime.events import new_id, wrong
-from gateway.dialects.realtime.output.outbox import EventGate, Outbox
+from gateway.dialects.realtime.output.outbox import EventGate, EventSink
 from gateway.dialects.realtime.output.prompt_dialog import PromptDialog
 from gateway.dialects.realtime.output.response_output import ResponseOutput
 from gateway.dialects.realtime.output.server_events import ResponseEnd, ServerEvent
@@ -72,7 +72,7 @@ class Response:
         task: ends after response.done or `drop`.
     """
 
-    def __init__(self, gateway: Gateway, request: Request, outbox: Outbox, speculative: bool = False) -> None:
+    def __init__(self, gateway: Gateway, request: Request, outbox: EventSink, speculative: bool = False) -> None:
         self.id, self.status = new_id("resp"), "in_progress"
         self._gateway, self._request = gateway, request
         self._details: dict[str, Any] | None = None

@@ -1,0 +1,1 @@
+"""Sound that leaves in real time."""
