@@ -117,7 +117,9 @@ def _handler(gateway: Gateway, start: LiveStart, key: ApiKey | None, fields: dic
         return LiveHandler(gateway, config, session, key, fields)
     except ApiError as error:
         code = error.code or "invalid_value"
-        raise RealtimeError(code, error.message, error.param, start.event_id, error.kind) from None
+        refusal = RealtimeError(code, error.message, error.param, start.event_id, error.kind)
+        refusal.status = error.status
+        raise refusal from None
 
 
 class _Connection:
@@ -229,4 +231,4 @@ async def _read_sideband(socket: WebSocket, handler: LiveHandler, outbox: Outbox
     while True:
         text = await receive_text(socket)
         await outbox.room.wait()
-        await handle(handler, text, outbox, LiveStart, events.LiveSound)
+        await handle(handler, text, outbox, LiveStart, events.LiveAudioAppend)

@@ -25,7 +25,7 @@ class _Answer:
     end_ms: int | None = None
 
 
-class Transcripts:
+class LiveTranscripts:
     """`put` sends an event."""
 
     def __init__(self, put: Callable[[dict[str, Any]], None]) -> None:
@@ -67,10 +67,14 @@ class Transcripts:
     def sound(self, item_id: str, made_ms: float) -> None:
         self._answers.setdefault(item_id, _Answer()).sound_ms += made_ms
 
-    def complete(self, item_id: str) -> None:
-        """All of the answer's text and sound is there."""
-        if item_id in self._answers:
-            self._answers[item_id].is_complete = True
+    def complete(self, item_id: str, text: str) -> bool:
+        """All of the answer's sound is there, and `text` is its text. Returns False: nothing of it will be heard."""
+        answer = self._answers.get(item_id)
+        if answer is None or not answer.sound_ms:
+            self._answers.pop(item_id, None)
+            return False
+        answer.text, answer.is_complete = text, True
+        return True
 
     def played(self, item_id: str, played_ms: int, begin_ms: int, end_ms: int) -> None:
         """Sends the words of the first `played_ms` of an answer, of which the last sound was from `begin_ms`."""
