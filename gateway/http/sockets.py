@@ -68,6 +68,11 @@ async def receive_text(socket: WebSocket) -> str | None:
     return message.get("text")
 
 
+async def stopped(socket: WebSocket) -> None:
+    """Returns when the gateway stops. Who awaits it ends the connection within `drain_timeout_s`, with 1012."""
+    await socket.state.stop.wait()
+
+
 @contextmanager
 def counted_session(gateway: Any, key: ApiKey | None) -> Iterator[None]:
     """Counts a connection that may stay open for long. Raises ApiError: there are too many, of all or of `key`."""

@@ -46,7 +46,7 @@ class LiveHandler:
         self._clock, self._sound = SessionClock(), ClientSound(config.audio.format)
         delegations = ClientDelegations if config.backend is None else ResponsesDelegations
         self.output = LiveOutput(self.readers, self._clock, config.audio.format, delegations)
-        self._session = SessionHandler(gateway, session, self.output, key, log, self.output)
+        self._session = SessionHandler(gateway, session, self.output, key, log, self.output, transport="live")
         self.output.conversation = self._session.conversation
         self._commentary = Commentary(self._session, self.output.delegations)
         self._is_muted = self._plays_fixture = False

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 from fastapi import APIRouter, WebSocket
@@ -20,9 +20,10 @@ from gateway.dialects.realtime.vllm_dialect import VllmDialect
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.connection import ClientGone, key_of
 from gateway.http.csrf import check_socket
-from gateway.http.sockets import counted_session, receive_text, serve
+from gateway.http.sockets import counted_session, receive_text, serve, stopped
 from gateway.tasks import cancel
 
+_DRAIN_SHARE = 0.9  # of `drain_timeout_s`; the rest is for the last words
 log = structlog.get_logger()
 router = APIRouter(tags=["realtime"])
 
@@ -71,19 +72,42 @@ class _Connection:
     async def run(self) -> int:
         writing = asyncio.create_task(self._outbox.send(self._socket))
         reading = asyncio.create_task(self._read())
+        stopping = asyncio.create_task(stopped(self._socket))
         try:
-            why = await self._until_over(writing, reading)
+            why = await self._until_over(writing, reading, stopping)
             for task in (reading, writing):
                 if task.done():
                     task.result()
+            if stopping.done():
+                await cancel(reading)  # nothing new begins
+                why = await self._last_words(writing)
             self._outbox.put(self._dialect.error_event(why))
             self._outbox.finish()
             await writing
-            return status.WS_1001_GOING_AWAY
+            return status.WS_1012_SERVICE_RESTART if stopping.done() else status.WS_1001_GOING_AWAY
         finally:
-            await cancel(reading)
+            await cancel(reading, stopping)
             await self._dialect.close()
             await cancel(writing)
+
+    async def _last_words(self, writing: asyncio.Task[None]) -> RealtimeError:
+        """Completes what the client waits for, as the gateway stops.
+
+        Raises:
+            WebSocketDisconnect: the client has left; or as `writing`.
+        """
+        finishing, leaving = asyncio.create_task(self._dialect.finish()), asyncio.create_task(self._ignore())
+        limit_s = _DRAIN_SHARE * self._gateway.settings.drain_timeout_s
+        try:
+            tasks = (finishing, leaving, writing)
+            await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in (leaving, writing):
+                if task.done():
+                    task.result()
+        finally:
+            await cancel(finishing, leaving)
+        reason = "the gateway stops; connect again: a new session begins, without this conversation"
+        return RealtimeError("gateway_stopping", reason, kind="server_error")
 
     async def _until_over(self, *tasks: asyncio.Task[None]) -> RealtimeError:
         """Why the session is over, unless one of `tasks` has ended it."""
@@ -110,6 +134,11 @@ class _Connection:
             self._heard_at = time.monotonic()
             await self._outbox.room.wait()  # a client that does not read is not answered
             await self._handle(text)
+
+    async def _ignore(self) -> NoReturn:
+        """Drops the client's events. Raises WebSocketDisconnect."""
+        while True:
+            await receive_text(self._socket)
 
     async def _handle(self, text: str | None) -> None:
         event = None

@@ -17,6 +17,7 @@ from gateway.dialects.realtime.input.turn_listener import TurnListener
 from gateway.dialects.realtime.output.outbox import EventSink
 from gateway.dialects.realtime.output.playback import Playback
 from gateway.dialects.realtime.output.responses import Request, Response, check_metadata
+from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.output.tools import check_tools
 from gateway.dialects.realtime.settings.session import Session
 from gateway.listening.detector import DetectorError
@@ -33,6 +34,10 @@ class SessionHandler:
     Args:
         log: fields of the connection's log line.
         playback: of answers, where the server plays them; None: the client does.
+        transport: the label of its metrics.
+
+    Attributes:
+        quality: of its sound.
     """
 
     error_event = staticmethod(events.error_event)
@@ -45,10 +50,12 @@ class SessionHandler:
         key: ApiKey | None,
         log: dict[str, Any],
         playback: Playback | None = None,
+        *,
+        transport: str = "websocket",
     ) -> None:
         self._gateway, self._outbox, self._key, self._log = gateway, outbox, key, log
         self.playback = playback
-        self.session = session
+        self.session, self.quality = session, SoundQuality(transport)
         most, held, owner = gateway.settings.max_realtime_bytes, gateway.held_by_sessions, key and key.name
         self.conversation = Conversation(MAX_ITEMS, most, held, owner)
         self.buffer = InputBuffer(session.input_format)
@@ -81,6 +88,14 @@ class SessionHandler:
     def is_busy(self) -> bool:
         """Whether it works for the client."""
         return bool(self._responses) or self._transcriber.is_busy
+
+    async def finish(self) -> None:
+        """Returns when the answers that the client knows of have ended, and what the user said is transcribed."""
+        if self._listener is not None:
+            await self._listener.discard_speculation()
+        if tasks := [response.task for response in self._responses.values()]:
+            await asyncio.wait(tasks)
+        await self._transcriber.finish()
 
     async def close(self) -> None:
         await asyncio.gather(self._transcriber.close(), *(response.drop() for response in self._responses.values()))
@@ -254,7 +269,7 @@ class SessionHandler:
         items = self.conversation.context() if items is None else items
         prompt = Prompt(session or self.session, items, self.conversation.id)
         conversation = None if out_of_band else self.conversation
-        request = Request(prompt, metadata, conversation, self._key, self._log)
+        request = Request(prompt, metadata, conversation, self._key, self._log, self.quality)
         response = Response(self._gateway, request, self._outbox, speculative)
         if not out_of_band:
             self._active = response
@@ -273,6 +288,8 @@ class SessionHandler:
         del self._responses[response.id]
         if self._active is response:
             self._active = None
+            if not response.is_speculative:
+                self.quality.answer_ended()
             if self._listener is not None and not response.is_speculative:
                 self._listener.idle_from(response.played_at)
 

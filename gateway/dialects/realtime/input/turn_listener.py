@@ -12,6 +12,7 @@ from gateway.answers.gateway import Gateway
 from gateway.dialects.realtime.conversation.items import Item, spoken
 from gateway.dialects.realtime.events import RealtimeError, new_id
 from gateway.dialects.realtime.input import turn_detector
+from gateway.dialects.realtime.input.sound_clock import SoundClock
 from gateway.dialects.realtime.output.responses import Response
 from gateway.dialects.realtime.settings.session_config import SemanticVad, ServerVad
 from gateway.listening.detector import STEP_MS, SessionDetector
@@ -30,6 +31,7 @@ class TurnListener:
         self._session, self._gateway, self._detector = session, gateway, detector
         self._turns = turn_detector.TurnDetector(rules, detector.heard_ms)
         self._heard_ms = detector.heard_ms
+        self._clock = SoundClock()
         self._start_ms, self._id, self._speculations = 0, "", 0
         self._item: Item | None = None
         self._speculative: Response | None = None
@@ -37,6 +39,7 @@ class TurnListener:
     async def listen(self, samples: np.ndarray, rules: ServerVad | SemanticVad) -> None:
         """Processes all of (n,) int16 samples at 16 kHz. Raises RealtimeError: a turn could not be committed."""
         self._turns.rules = rules
+        self._clock.came(self._session.buffer.returned_ms)
         refusal: RealtimeError | None = None
         for probability in await self._detector.add(samples):
             self._heard_ms += STEP_MS
@@ -46,8 +49,10 @@ class TurnListener:
                     await self._handle(event)
                 except RealtimeError as error:
                     refusal = refusal or error
+        self._session.quality.user_speaks(self._turns.speaking)
         if not self._turns.speaking:
             self._session.buffer.drop_before(self._heard_ms - self._turns.padding_ms - _MORE_KEPT_MS)
+        self._clock.ready()
         if refusal is not None:
             raise refusal
 
@@ -60,11 +65,13 @@ class TurnListener:
 
     def close(self) -> None:
         self._detector.close()
+        self._session.quality.user_speaks(False)
 
     async def reset_turn(self) -> None:
         """Drops the current turn: the client has committed or cleared its sound."""
         await self._discard_item()
         self._turns.clear(self._heard_ms)
+        self._session.quality.user_speaks(False)
 
     def idle_from(self, played_at: float | None) -> None:
         """Counts the idle timeout from the end of playback, in `time.monotonic()`, or from now; None: stops."""
@@ -88,6 +95,7 @@ class TurnListener:
                 await self._discard_item()
             case turn_detector.SpeechEnd(end_ms, cut_ms):
                 self.idle_from(None)  # an answer that was interrupted is over
+                self._session.quality.turn_ended(self._clock.at(cut_ms - turn_detector.PAUSE_MS))
                 self._session.send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=self._id)
                 await self._commit(self._item or self._cut(cut_ms), cut_ms)
             case turn_detector.IdleTimeout(start_ms, end_ms) if self._session.active is None:
