@@ -95,6 +95,11 @@ class LiveHandler:
             tasks.create_task(self.output.pacer.run())
             tasks.create_task(self._commentary.run(self.readers.put))
 
+    async def finish(self) -> None:
+        """Returns when the answers that the client waits for have been heard."""
+        await self._session.finish()
+        await self.output.played()
+
     async def close(self) -> None:
         await self._session.close()
 

@@ -102,6 +102,12 @@ class LiveOutput:
             self.transcripts.cut(cut.item_id, heard, self._plays_until_ms)
         self._measure()
 
+    async def played(self) -> None:
+        """Returns when all that was made has left."""
+        done = asyncio.Event()
+        self.pacer.mark(done.set)
+        await done.wait()
+
     @property
     def _plays_until_ms(self) -> int:
         return self._clock.at_ms(self.pacer.plays_until)
