@@ -37,7 +37,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 NAMES = {"thinker": "ThinkerService", "talker": "TalkerService", "code2wav": "Code2WavService", "dit": "DitService",
-         "encoder": "EncoderService", "embedder": "EmbedderService"}
+         "encoder": "EncoderService", "embedder": "EmbedderService", "aligner": "AlignerService"}
 flags = argparse.ArgumentParser(allow_abbrev=False)
 flags.add_argument("--model")
 flags.add_argument("--port")
@@ -134,7 +134,8 @@ class Run:
 def stages(tmp_path: Path) -> Path:
     """A directory with stand-ins for the packages that `quartet up` starts."""
     scripts = {
-        f"services/{stage}": STAGE for stage in ("thinker", "talker", "code2wav", "dit", "encoder", "embedder")
+        f"services/{stage}": STAGE
+        for stage in ("thinker", "talker", "code2wav", "dit", "encoder", "embedder", "aligner")
     } | {"gateway": GATEWAY}
     for package, script in scripts.items():
         folder = tmp_path / "stand_ins" / package
