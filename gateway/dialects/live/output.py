@@ -126,7 +126,8 @@ class LiveOutput:
         end_ms = self._plays_until_ms
         self._readers.put_sound(self._encoder.encode(pcm16), end_ms - FRAME_MS, end_ms)
         if item_id not in (SILENCE, FIXTURE):
-            self.transcripts.played(item_id, self.pacer.released_ms(item_id), end_ms - FRAME_MS, end_ms)
+            item = self.conversation.find(item_id)
+            self.transcripts.played(item_id, item, self.pacer.released_ms(item_id), end_ms - FRAME_MS, end_ms)
         self._measure()
 
     def _measure(self) -> None:
