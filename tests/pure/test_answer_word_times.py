@@ -15,7 +15,7 @@ from tests.support.scripted.aligner import WORD_MS
 from tests.support.systems.gateway import SPEECH, Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-WORDS = "one, two three four five six seven eight nine ten".split()
+WORDS = ["one,", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 TEXT = " ".join(WORDS)
 FRAMES = 50  # 4 s, of which the scripted aligner says that the last three are silent
 
