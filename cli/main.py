@@ -10,7 +10,7 @@ import typer
 
 from cli.chat import ask, part, write_wav
 from cli.create import LOCAL, ApiKey, Url, file_option, image, say, sound, transcribe, video
-from cli.hardware import AsrModel, Revision, StageFlags, TalkerModel, at_revision, budget, doctor
+from cli.hardware import AlignerModel, AsrModel, Revision, StageFlags, TalkerModel, at_revision, budget, doctor
 from cli.http import connect, given
 from cli.profile import profile, trace
 from cli.talk import talk
@@ -91,6 +91,7 @@ def up(
     dit_model: Annotated[str | None, typer.Option(help="the dit's checkpoint, beside stages of other kinds")] = None,
     asr_model: AsrModel = None,
     talker_model: TalkerModel = None,
+    aligner_model: AlignerModel = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="directory for logs and state.json; default: a temporary one")
     ] = None,
@@ -103,6 +104,7 @@ def up(
     dit_arg: StageFlags = None,
     encoder_arg: StageFlags = None,
     embedder_arg: StageFlags = None,
+    aligner_arg: StageFlags = None,
     gateway_arg: StageFlags = None,
     api_keys_file: ApiKeysFile = None,
     tls_cert: TlsCert = None,
@@ -123,6 +125,7 @@ def up(
         "stage_arguments": {part: ctx.params[f"{part}_arg"] or [] for part in (*KINDS, ASR, GATEWAY)},
         "tls": Tls(tls_cert, tls_key, tls_ca, tls_server_name),
         "api_keys_file": api_keys_file,
+        "aligner_model": aligner_model,
     }
     if (model := at_revision(model, revision)) is None:
         for hint, given_model in (("--talker-model", talker_model), ("--asr-model", asr_model)):

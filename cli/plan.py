@@ -8,12 +8,13 @@ from typing import Any
 
 from cli import hub
 from cli.terminal import CommandError
-from gateway.pipeline.config import PipelineConfig, StageConfig, load_pipeline
+from gateway.pipeline.config import AlignerStage, PipelineConfig, StageConfig, load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.yaml_source import YamlError
 from services.demo_models import OMNI, PAINTER, resolve
 from services.registry import (
+    ALIGNER,
     ANY_MODEL,
     EMBEDDING_FILE,
     TEXT_PIPELINE,
@@ -29,6 +30,7 @@ OMNI_DIT_PIPELINE = SHIPPED / "qwen3-omni-dit.yaml"
 VOICED_PIPELINE = SHIPPED / "llm-tts.yaml"
 ASR_PIPELINE = SHIPPED / "asr-llm.yaml"
 ASR_VOICED_PIPELINE = SHIPPED / "asr-llm-tts.yaml"
+_ANY_ADDRESS = "127.0.0.1:1"  # of a stage in no file: it gets a port of its own
 GATEWAY = "gateway"  # the process beside the stages
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 DIFFUSION_INDEXES = ("model_index.json", "modular_model_index.json", "llm_config.json")
@@ -78,6 +80,7 @@ class LaunchOptions:
         dit_model: checkpoint of the diffusion stages beside others.
         asr_model: checkpoint of a thinker that writes down what the model of the answers hears.
         talker_model: checkpoint of talker and code2wav, which speak the text of another model.
+        aligner_model: checkpoint of an aligner; the pipeline gets one if its file has none.
         temporary: gets temporary files and is removed however the system ends; may hold the run directory.
         verbose: adds the log's end to a failed start's error.
     """
@@ -91,6 +94,7 @@ class LaunchOptions:
     dit_model: str | None = None
     asr_model: str | None = None
     talker_model: str | None = None
+    aligner_model: str | None = None
     tls: Tls = field(default_factory=Tls)
     api_keys_file: Path | None = None
     has_gateway: bool = True
@@ -108,7 +112,23 @@ class LaunchOptions:
             return "--talker-model", self.talker_model
         if part == ASR and self.asr_model is not None:
             return "--asr-model", self.asr_model
+        if part == ALIGNER and self.aligner_model is not None:
+            return "--aligner-model", self.aligner_model
         return "--model", self.model
+
+    @property
+    def adds_aligner(self) -> bool:
+        """Whether the pipeline gets an aligner that its file has not. Raises LaunchError: the file is at fault."""
+        stages = _config_of(self.pipeline).stages.values()
+        return self.aligner_model is not None and all(stage.kind != ALIGNER for stage in stages)
+
+    def address_flags(self, addresses: Mapping[str, str]) -> list[str]:
+        """The gateway's flags for the stages' `addresses`, by name."""
+        added = ALIGNER if self.adds_aligner else None
+        flags = (
+            [f"--{ALIGNER}", at] if name == added else ["--stage", f"{name}={at}"] for name, at in addresses.items()
+        )
+        return [word for flag in flags for word in flag]
 
     @property
     def gateway_flags(self) -> list[str]:
@@ -199,7 +219,9 @@ def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
     """Raises LaunchError: the file is at fault, or the options do not fit it."""
     planned: dict[str, PlannedStage] = {}
     config = _config_of(options.pipeline)
-    stages, answers = config.stages, config.outputs.text is not None
+    stages, answers = dict(config.stages), config.outputs.text is not None
+    if options.adds_aligner:
+        stages[ALIGNER] = AlignerStage(kind=ALIGNER, address=_ANY_ADDRESS)
     parts = {name: ASR if name == config.listener else stage.kind for name, stage in stages.items()}
     _check_options(options, set(parts.values()))
     _check_voice(options, stages.values())
@@ -239,6 +261,13 @@ def _check_options(options: LaunchOptions, parts: set[str]) -> None:
     if options.asr_model is not None and ASR not in parts:
         reason = f"{file} has no thinker that only writes down speech; leave it out, or leave out --pipeline"
         raise LaunchError(f"--asr-model: {reason}")
+    if options.aligner_model is None and ALIGNER in parts:
+        raise LaunchError(
+            f"--aligner-model: missing; {file} has an aligner, whose checkpoint is another than --model's"
+        )
+    if options.aligner_model is not None and parts <= {ALIGNER, *DIFFUSION}:
+        reason = "has no model that writes down speech, whose words it could give times; leave it out"
+        raise LaunchError(f"--aligner-model: {file} {reason}")
     if options.dit_model is None and diffusion and parts - DIFFUSION:
         raise LaunchError(f"--dit-model: missing; {file} has a dit beside the stages that --model is for")
     if options.dit_model is not None and not diffusion:

@@ -71,10 +71,9 @@ class Supervisor:
             flags = ["--model", stage.model, "--port", str(port), "--metrics-port", str(metrics_port), *stage.flags]
             self._add(stage.name, f"services.{stage.kind}", flags)
         if options.has_gateway:
-            addresses = [word for name, at in self.addresses.items() for word in ("--stage", f"{name}={at}")]
             own = f"{options.host}:{options.port}"
             self._places[GATEWAY] = {"address": own, "metrics_address": own}
-            self._add(GATEWAY, GATEWAY, [*options.gateway_flags, *addresses])
+            self._add(GATEWAY, GATEWAY, [*options.gateway_flags, *options.address_flags(self.addresses)])
 
     @property
     def names(self) -> list[str]:

@@ -66,6 +66,10 @@ class GatewaySettings(TlsSettings):
         default={},
         description="NAME=HOST:PORT or NAME=dns:///NAME:PORT, instead of the pipeline's address; may be repeated",
     )
+    aligner: str | None = Field(
+        default=None,
+        description="HOST:PORT or dns:///NAME:PORT of an aligner, for times of words; added to the pipeline's stages",
+    )
     model_name: str | None = Field(
         default=None, description="name clients ask for; default: the pipeline's, else the main stage's"
     )

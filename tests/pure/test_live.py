@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from openai.lib.live import TranscriptGrouper
-from openai.types.live.connect_server_event import ConnectServerEvent
+from openai.types.live import ServerEvent
 from pydantic import TypeAdapter
 
 from gateway.dialects.realtime import g711
@@ -63,7 +63,7 @@ def resets(client: LiveClient) -> list[str]:
     grouper.on("segment.closed", lambda closed: reasons.append(closed.reason))
     for event in client.events:
         if event["type"].endswith("_transcript.delta"):
-            grouper.push(TypeAdapter(ConnectServerEvent).validate_python(event))
+            grouper.push(TypeAdapter[ServerEvent](ServerEvent).validate_python(event))
     grouper.close()
     return reasons
 

@@ -1,6 +1,8 @@
 """Sessions of the Live API: who has one, what is refused, what ends it, and the sidebands of one; scripted stages."""
 
+import asyncio
 import base64
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -129,6 +131,22 @@ async def test_a_session_expires() -> None:
         await client.socket.wait_closed()
         assert client.socket.close_code == 1001
         await gateway.until(lambda: gateway.app.state.gateway.realtime_sessions == 0)
+
+
+async def test_a_gateway_that_stops_says_so_once_an_answer_was_heard() -> None:
+    async with AsyncExitStack() as sessions, AsyncExitStack() as exits:
+        gateway = await exits.enter_async_context(running())
+        client = await sessions.enter_async_context(live(gateway))
+        gateway.scripts["code2wav"].frames = 10
+        await client.ask("session.commentary.append", "session.commentary.appended", content="Greet.")
+        await client.until("session.output_audio.delta")
+        stopping = asyncio.create_task(exits.aclose())
+        assert (await client.until("error"))["error"]["code"] == "gateway_stopping"
+        assert (await client.until("session.closed"))["reason"] == "connection_lost"
+        assert client.said("output") == ANSWER
+        await client.socket.wait_closed()
+        assert client.socket.close_code == 1012
+        await stopping
 
 
 async def test_usage_is_told(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from gateway.dialects.realtime.session_handler import SessionHandler
 from gateway.errors import ApiError, gateway_fault
 
 log = structlog.get_logger()
-_MOST_WAITING = 8
+_MOST_WAITING, _MOST_PIECES = 8, 64
 _MORE_S = 0.05  # clients send a long answer in pieces
 _SAY = "Say this to the user now, in your own spoken words: "
 
@@ -34,16 +34,21 @@ class Commentary:
         return bool(self._waiting)
 
     def note(self, delegation_id: str, content: str) -> bool:
-        """Keeps what the model shall know when the delegation is answered. Returns False: it was answered before."""
-        if self._delegations.is_open(delegation_id):
-            self._notes.setdefault(delegation_id, []).append(content)
-            return True
-        return False
+        """Keeps what the model shall know when the delegation is answered. Returns False: it was answered before.
+
+        Raises RealtimeError: there is too much."""
+        if not self._delegations.is_open(delegation_id):
+            return False
+        notes = self._notes.setdefault(delegation_id, [])
+        _check(len(notes) < _MOST_PIECES, f"a delegation has {_MOST_PIECES} pieces of thinking, its most")
+        notes.append(content)
+        return True
 
     def add(self, delegation_id: str | None, content: str) -> None:
         """Raises RealtimeError: too much waits."""
         last = self._waiting[-1] if self._waiting else None
         if last is not None and last[0] == delegation_id:
+            _check(len(last[1]) < _MOST_PIECES, f"{_MOST_PIECES} pieces wait to be said, the most; send it later")
             last[1].append(content)
         else:
             self._put((delegation_id, [content]))
@@ -53,8 +58,7 @@ class Commentary:
         self._put(None)
 
     def _put(self, entry: tuple[str | None, list[str]] | None) -> None:
-        if len(self._waiting) >= _MOST_WAITING:
-            raise RealtimeError("response_input_buffer_full", f"{_MOST_WAITING} answers wait to be made; send it later")
+        _check(len(self._waiting) < _MOST_WAITING, f"{_MOST_WAITING} answers wait to be made; send it later")
         self._waiting.append(entry)
         self._changed.set()
 
@@ -91,3 +95,9 @@ class Commentary:
                 item = new_item("function_call_output", call_id=call_id, output="\n".join([*notes, text]))
             await self._session.add_item(item)
         self._session.respond()
+
+
+def _check(has_room: bool, reason: str) -> None:
+    """Raises RealtimeError."""
+    if not has_room:
+        raise RealtimeError("response_input_buffer_full", reason)

@@ -19,6 +19,7 @@ from gateway.dialects.live.handler import LiveHandler
 from gateway.dialects.live.readers import MAX_SIDEBANDS
 from gateway.dialects.live.session_config import parse_config
 from gateway.dialects.realtime.events import RealtimeError, in_thread_if_long, server_event
+from gateway.dialects.realtime.lifetime import Lifetime
 from gateway.dialects.realtime.output.outbox import Outbox, SlowReader
 from gateway.dialects.realtime.output.tools import check_tools
 from gateway.dialects.realtime.secrets import new_session
@@ -117,65 +118,62 @@ def _handler(gateway: Gateway, start: LiveStart, key: ApiKey | None, fields: dic
         return LiveHandler(gateway, config, session, key, fields)
     except ApiError as error:
         code = error.code or "invalid_value"
-        raise RealtimeError(code, error.message, error.param, start.event_id, error.kind) from None
+        refusal = RealtimeError(code, error.message, error.param, start.event_id, error.kind)
+        refusal.status = error.status
+        raise refusal from None
 
 
 class _Connection:
     def __init__(self, gateway: Gateway, socket: WebSocket, handler: LiveHandler) -> None:
         self._socket, self._handler, self._outbox = socket, handler, handler.readers.client
-        self._limit_s, self._idle_s = gateway.settings.realtime_session_s, gateway.settings.realtime_idle_s
-        self._heard_at = time.monotonic()
+        self._lifetime = Lifetime(socket, gateway.settings, lambda: handler.is_busy)
 
     async def run(self, start: LiveStart) -> int:
         handler = self._handler
-        self._outbox.put(acknowledged("session.started", start, session=handler.public()))
+        handler.readers.put(acknowledged("session.started", start, session=handler.public()))
         writing = asyncio.create_task(self._outbox.send(self._socket))
-        work = [asyncio.create_task(each) for each in (self._read(), handler.run(), self._count())]
+        reading = asyncio.create_task(self._read())
+        work = [asyncio.create_task(each) for each in (handler.run(), self._count())]
         closing = asyncio.create_task(handler.closing.wait())
         try:
-            reason = await self._until_over(closing, writing, *work)
-            usage = {"seconds": round(handler.elapsed_s, 3)}
-            handler.readers.put(server_event("session.closed", reason=reason, session=handler.public(), usage=usage))
-            for outbox in (self._outbox, *handler.readers.sidebands):
-                outbox.finish()
+            why = await self._lifetime.until_over(closing, writing, reading, *work)
+            for task in (writing, reading, *work):
+                if task.done():
+                    task.result()
+            reason, code = "expired", status.WS_1001_GOING_AWAY
+            if closing.done():
+                reason, code = "close_requested", status.WS_1000_NORMAL_CLOSURE
+            elif why is None:
+                reason, code = "connection_lost", status.WS_1012_SERVICE_RESTART
+                await cancel(reading)  # nothing new begins
+                why = await self._lifetime.finish(handler.finish(), writing)
+            if why is not None:
+                handler.readers.put(events.error_event(why))
+            handler.readers.put(server_event("session.closed", reason=reason, **self._now()))
+            handler.readers.finish()
             await writing
-            return status.WS_1000_NORMAL_CLOSURE if reason == "close_requested" else status.WS_1001_GOING_AWAY
+            return code
         finally:
-            for task in (closing, *work):
-                await cancel(task)
+            await cancel(closing, reading, *work)
             await handler.close()
-            for outbox in handler.readers.sidebands:
-                outbox.finish()
+            handler.readers.finish()
             await cancel(writing)
 
-    async def _until_over(self, closing: asyncio.Task[Any], *tasks: asyncio.Task[None]) -> str:
-        """The reason of session.closed. Raises what one of `tasks` has failed with."""
-        begun = self._heard_at
-        while True:
-            now, ends = time.monotonic(), begun + self._limit_s
-            idle_at = (now if self._handler.is_busy else self._heard_at) + self._idle_s
-            if now >= min(ends, idle_at):
-                return "expired"
-            wait_s = min(ends, idle_at) - now
-            done, _ = await asyncio.wait([closing, *tasks], timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-            if done:
-                return "close_requested"
+    def _now(self) -> dict[str, Any]:
+        return {"session": self._handler.public(), "usage": {"seconds": round(self._handler.elapsed_s, 3)}}
 
     async def _read(self) -> None:
         """Handles the client's events. Never returns. Raises WebSocketDisconnect."""
         while True:
             text = await receive_text(self._socket)
-            self._heard_at = time.monotonic()
+            self._lifetime.hear()
             await self._outbox.room.wait()  # a client that does not read is not answered
             await handle(self._handler, text, self._outbox)
 
     async def _count(self) -> None:
         while True:
             await asyncio.sleep(_USAGE_S)
-            usage = {"seconds": round(self._handler.elapsed_s, 3)}
-            self._handler.readers.put(server_event("session.usage.updated", usage=usage))
+            self._handler.readers.put(server_event("session.usage.updated", usage=self._now()["usage"]))
 
 
 async def handle(handler: LiveHandler, text: str | None, outbox: Outbox, *refused: type) -> None:
@@ -229,4 +227,4 @@ async def _read_sideband(socket: WebSocket, handler: LiveHandler, outbox: Outbox
     while True:
         text = await receive_text(socket)
         await outbox.room.wait()
-        await handle(handler, text, outbox, LiveStart, events.LiveSound)
+        await handle(handler, text, outbox, LiveStart, events.LiveAudioAppend)

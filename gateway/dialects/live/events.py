@@ -29,7 +29,7 @@ class LiveUpdate(LiveEvent):
     session: dict[str, Any]
 
 
-class LiveSound(LiveEvent):
+class LiveAudioAppend(LiveEvent):
     audio: str = Field(max_length=MAX_AUDIO_CHARACTERS)
 
 
@@ -83,7 +83,7 @@ class LiveClose(LiveEvent):
 _EVENTS: dict[str, type[LiveEvent]] = {
     "session.start": LiveStart,
     "session.update": LiveUpdate,
-    "session.input_audio.append": LiveSound,
+    "session.input_audio.append": LiveAudioAppend,
     "session.input_audio.mute": LiveMute,
     "session.input_audio.unmute": LiveUnmute,
     "session.output_audio.fixture.play": FixturePlay,
@@ -94,6 +94,7 @@ _EVENTS: dict[str, type[LiveEvent]] = {
     "response.create": DelegatedResponse,
     "session.close": LiveClose,
 }
+LIVE_EVENT_TYPES = tuple(_EVENTS)
 _OF_FULL_DUPLEX = ("decision.create", "decision.item.create", "decision.item.delete", "transport.dtmf.send")
 
 

@@ -55,7 +55,7 @@ class LiveHandler:
         self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
             events.LiveStart: self._start_again,
             events.LiveUpdate: self._update,
-            events.LiveSound: self._hear,
+            events.LiveAudioAppend: self._hear,
             events.LiveMute: self._mute,
             events.LiveUnmute: self._mute,
             events.FixturePlay: self._play,
@@ -95,6 +95,11 @@ class LiveHandler:
             tasks.create_task(self.output.pacer.run())
             tasks.create_task(self._commentary.run(self.readers.put))
 
+    async def finish(self) -> None:
+        """Returns when the answers that the client waits for have been heard."""
+        await self._session.finish()
+        await self.output.played()
+
     async def close(self) -> None:
         await self._session.close()
 
@@ -113,7 +118,7 @@ class LiveHandler:
         self._config = config
         self.readers.put(acknowledged("session.updated", event, session=self.public()))
 
-    async def _hear(self, event: events.LiveSound) -> None:
+    async def _hear(self, event: events.LiveAudioAppend) -> None:
         data = await in_thread_if_long(len(event.audio), lambda: decode_base64(event.audio, "audio"))
         if self._plays_fixture:
             raise RealtimeError(

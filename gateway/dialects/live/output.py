@@ -13,7 +13,7 @@ from gateway.dialects.live.events import error_event
 from gateway.dialects.live.readers import Readers
 from gateway.dialects.live.session_config import LiveFormat
 from gateway.dialects.live.sound import AnswerSound
-from gateway.dialects.live.transcripts import Transcripts
+from gateway.dialects.live.transcripts import LiveTranscripts
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.events import RealtimeError
 from gateway.dialects.realtime.settings.session_config import PCM_RATE_HZ
@@ -44,7 +44,7 @@ class LiveOutput:
         self.room = asyncio.Event()
         self.room.set()
         self.pacer = Pacer(self._play, PCM_RATE_HZ, FRAME_MS, AHEAD_MS, fills_gaps=True)
-        self.transcripts = Transcripts(readers.put)
+        self.transcripts = LiveTranscripts(readers.put)
         self.delegations = delegations(readers.put, lambda: clock.now_ms, self.transcripts.after_user)
         self._turn_begins: dict[str, int] = {}
         self._cut = set[str]()  # items, of which more may come still
@@ -66,8 +66,8 @@ class LiveOutput:
                 self._measure()
             case {"type": "response.output_audio_transcript.delta", "item_id": item_id, "delta": delta}:
                 self.transcripts.text(item_id, delta)
-            case {"type": "response.output_audio_transcript.done", "item_id": item_id}:
-                self._end(item_id)
+            case {"type": "response.output_audio_transcript.done", "item_id": item_id, "transcript": transcript}:
+                self._end(item_id, transcript)
             case {"type": "input_audio_buffer.speech_started", "item_id": item_id, "audio_start_ms": start_ms}:
                 self._turn_begins = {item_id: self._clock.heard_ms(start_ms)}
             case {"type": "input_audio_buffer.speech_stopped", "item_id": item_id, "audio_end_ms": end_ms}:
@@ -102,12 +102,20 @@ class LiveOutput:
             self.transcripts.cut(cut.item_id, heard, self._plays_until_ms)
         self._measure()
 
+    async def played(self) -> None:
+        """Returns when all that was made has left."""
+        done = asyncio.Event()
+        self.pacer.mark(done.set)
+        await done.wait()
+
     @property
     def _plays_until_ms(self) -> int:
         return self._clock.at_ms(self.pacer.plays_until)
 
-    def _end(self, item_id: str) -> None:
-        self.transcripts.complete(item_id)
+    def _end(self, item_id: str, transcript: str) -> None:
+        """All of an answer is there. `transcript`: of one that was cut short before it was heard, the rest."""
+        if not self.transcripts.complete(item_id, transcript):
+            return
         self.pacer.end(item_id)
         self.pacer.mark(lambda: self.transcripts.finish(item_id, self._plays_until_ms))
         self.pacer.add(SILENCE, bytes(_TAIL_MS * _BYTES_PER_MS))
@@ -118,7 +126,8 @@ class LiveOutput:
         end_ms = self._plays_until_ms
         self._readers.put_sound(self._encoder.encode(pcm16), end_ms - FRAME_MS, end_ms)
         if item_id not in (SILENCE, FIXTURE):
-            self.transcripts.played(item_id, self.pacer.released_ms(item_id), end_ms - FRAME_MS, end_ms)
+            item = self.conversation.find(item_id)
+            self.transcripts.played(item_id, item, self.pacer.released_ms(item_id), end_ms - FRAME_MS, end_ms)
         self._measure()
 
     def _measure(self) -> None:

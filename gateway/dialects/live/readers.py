@@ -30,3 +30,8 @@ class Readers:
         event = {"type": "session.input_audio.append", "audio": pybase64.b64encode_as_string(pcm16)}
         for outbox in self.sidebands:
             outbox.put(event)
+
+    def finish(self) -> None:
+        """Nothing more comes."""
+        for outbox in (self.client, *self.sidebands):
+            outbox.finish()

@@ -55,7 +55,7 @@ class LiveAudio(ConfigPart):
     output: LiveVoice = LiveVoice()
 
 
-class TextPart(ConfigPart):
+class PastText(ConfigPart):
     type: Literal["input_text", "output_text", "text"] = "input_text"
     text: str = Field(max_length=_MAX_CHARACTERS)
 
@@ -64,7 +64,7 @@ class PastMessage(ConfigPart):
     """A message from before the session."""
 
     role: Literal["developer", "user", "assistant"]
-    content: Annotated[Listed[TextPart], Field(min_length=1, max_length=1)]
+    content: Annotated[Listed[PastText], Field(min_length=1, max_length=1)]
 
     @property
     def item(self) -> Item:

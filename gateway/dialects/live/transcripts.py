@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.dialects.realtime.conversation.truncation import spoken_text
+from gateway.dialects.realtime.conversation.items import Item
+from gateway.dialects.realtime.conversation.truncation import heard_text, spoken_text
 from gateway.dialects.realtime.events import server_event
 
 HOLD_S = 2.0  # an answer's text waits so long for the user's
@@ -25,7 +26,7 @@ class _Answer:
     end_ms: int | None = None
 
 
-class Transcripts:
+class LiveTranscripts:
     """`put` sends an event."""
 
     def __init__(self, put: Callable[[dict[str, Any]], None]) -> None:
@@ -67,13 +68,18 @@ class Transcripts:
     def sound(self, item_id: str, made_ms: float) -> None:
         self._answers.setdefault(item_id, _Answer()).sound_ms += made_ms
 
-    def complete(self, item_id: str) -> None:
-        """All of the answer's text and sound is there."""
-        if item_id in self._answers:
-            self._answers[item_id].is_complete = True
+    def complete(self, item_id: str, text: str) -> bool:
+        """All of the answer's sound is there, and `text` is its text. Returns False: nothing of it will be heard."""
+        answer = self._answers.get(item_id)
+        if answer is None or not answer.sound_ms:
+            self._answers.pop(item_id, None)
+            return False
+        answer.text, answer.is_complete = text, True
+        return True
 
-    def played(self, item_id: str, played_ms: int, begin_ms: int, end_ms: int) -> None:
-        """Sends the words of the first `played_ms` of an answer, of which the last sound was from `begin_ms`."""
+    def played(self, item_id: str, item: Item | None, played_ms: int, begin_ms: int, end_ms: int) -> None:
+        """Sends the words of the first `played_ms` of an answer, of which the last sound was from `begin_ms`. `item`:
+        of the conversation, which may know the times of words."""
         answer = self._answers.get(item_id)
         if answer is None:
             return
@@ -81,7 +87,8 @@ class Transcripts:
             answer.end_ms = begin_ms
         if self._turns or self._held:
             return
-        self._say(answer, spoken_text(answer.text, played_ms, round(answer.sound_ms), answer.is_complete), end_ms)
+        heard = answer.text, played_ms, round(answer.sound_ms), answer.is_complete
+        self._say(answer, spoken_text(*heard) if item is None else heard_text(item, *heard), end_ms)
 
     def finish(self, item_id: str, end_ms: int) -> None:
         """All of the answer has been played."""

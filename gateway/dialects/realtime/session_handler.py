@@ -19,6 +19,7 @@ from gateway.dialects.realtime.output.playback import Playback
 from gateway.dialects.realtime.output.responses import Request, Response, check_metadata
 from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.output.tools import check_tools
+from gateway.dialects.realtime.output.word_timer import WordTimer
 from gateway.dialects.realtime.settings.session import Session
 from gateway.listening.detector import DetectorError
 
@@ -64,6 +65,7 @@ class SessionHandler:
         self._spoke = False
         self._has_unanswered = False  # sound was committed after the last response
         self._listener: TurnListener | None = None
+        self._timer = WordTimer(gateway)
         self._transcriber = Transcriber(gateway, self.send, key)
         self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
             events.SessionUpdate: self._update,
@@ -98,7 +100,8 @@ class SessionHandler:
         await self._transcriber.finish()
 
     async def close(self) -> None:
-        await asyncio.gather(self._transcriber.close(), *(response.drop() for response in self._responses.values()))
+        dropping = (response.drop() for response in self._responses.values())
+        await asyncio.gather(self._transcriber.close(), self._timer.close(), *dropping)
         # The session is in reference cycles, which Python may collect only hours later.
         self._close_listener()
         self.buffer = InputBuffer(self.session.input_format)  # a thread may still be at work on the other one
@@ -269,7 +272,7 @@ class SessionHandler:
         items = self.conversation.context() if items is None else items
         prompt = Prompt(session or self.session, items, self.conversation.id)
         conversation = None if out_of_band else self.conversation
-        request = Request(prompt, metadata, conversation, self._key, self._log, self.quality)
+        request = Request(prompt, metadata, conversation, self._key, self._log, self.quality, self._timer)
         response = Response(self._gateway, request, self._outbox, speculative)
         if not out_of_band:
             self._active = response

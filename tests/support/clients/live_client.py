@@ -1,4 +1,4 @@
-"""A client of `/v1/live/sessions` that checks each event of the server by OpenAI's own types, and the order of texts."""
+"""A client of `/v1/live/sessions` that checks each event of the server by OpenAI's own types, and the texts' times."""
 
 import asyncio
 import base64

@@ -33,6 +33,14 @@ class SampledAnswer:
     item_ids: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class SpokenWord:
+    """A word of an answer: the end of its text, in characters of the answer's, and the middle of its sound."""
+
+    text_end: int
+    middle_ms: float
+
+
 @dataclass
 class Item:
     """One item.
@@ -44,6 +52,7 @@ class Item:
         images: files by the content index of each `input_image`; index 0 for a generated image.
         sent_ms: sound of an answer that the client has received.
         sampled: the answer, shared by its items; None: unknown, or the items do not match.
+        words: of an answer's sound, in order; empty: their times are not known.
         is_cut: the user did not hear all, so later deltas do not change it.
         is_forgotten: prompts leave it out, as the conversation was too long.
     """
@@ -54,6 +63,7 @@ class Item:
     images: dict[int, bytes] = field(default_factory=dict)
     sent_ms: int = 0
     sampled: SampledAnswer | None = None
+    words: Sequence[SpokenWord] = ()
     is_cut: bool = False
     is_forgotten: bool = False
 

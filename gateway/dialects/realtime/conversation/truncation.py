@@ -1,4 +1,4 @@
-"""Estimates the transcript of an answer that was cut short."""
+"""The transcript of an answer that was cut short: by the times of its words, or an estimate."""
 
 from gateway.dialects.realtime.conversation.items import Item
 
@@ -11,8 +11,18 @@ _FIRST_IDEOGRAPH = "\u2e80"
 def truncate(item: Item, content_index: int, end_ms: int) -> None:
     """Cuts an assistant's message to the first `end_ms` of its sound."""
     part, complete = item.content[content_index], item.members["status"] == "completed"
-    part["transcript"] = spoken_text(part.get("transcript") or "", end_ms, item.sent_ms, complete)
+    part["transcript"] = heard_text(item, part.get("transcript") or "", end_ms, item.sent_ms, complete)
     item.sent_ms, item.sampled, item.is_cut = end_ms, None, True
+
+
+def heard_text(item: Item, text: str, end_ms: int, sent_ms: int, complete: bool) -> str:
+    """The words of `text`, the item's, in the first `end_ms` of `sent_ms` of sound."""
+    if not item.words or (complete and end_ms >= sent_ms):
+        return spoken_text(text, end_ms, sent_ms, complete)
+    end = max((word.text_end for word in item.words if word.middle_ms <= end_ms), default=0)
+    while 0 < end < len(text) and not (text[end].isspace() or text[end].isalnum()):  # what is written behind a word
+        end += 1
+    return text[:end]
 
 
 def spoken_text(text: str, end_ms: int, sent_ms: int, complete: bool) -> str:

@@ -8,6 +8,7 @@ from gateway.dialects.realtime.conversation.items import Item, message, new_item
 from gateway.dialects.realtime.conversation.truncation import truncate
 from gateway.dialects.realtime.output.server_events import ItemEvent, NewItem, PlaybackClock, ServerEvent, SoundDelta
 from gateway.dialects.realtime.output.sound_quality import SoundQuality
+from gateway.dialects.realtime.output.word_timer import WordTimer
 from gateway.dialects.realtime.settings.session import Session
 
 
@@ -54,6 +55,7 @@ class OutputMessage(ResponseItem):
     Args:
         rate_hz: of the model's sound; None: the message is text.
         quality: is told how its sound is sent.
+        timer: finds the times of its words.
     """
 
     def __init__(
@@ -63,11 +65,14 @@ class OutputMessage(ResponseItem):
         session: Session,
         rate_hz: int | None,
         quality: SoundQuality | None = None,
+        timer: WordTimer | None = None,
     ) -> None:
         super().__init__(response_id, index, message("assistant", [], "in_progress"))
         output = session.response_config.audio.output
         self._audio = None if rate_hz is None else OutputAudioStream(output.format.type, rate_hz, output.speed)
         self.playback = PlaybackClock(self.item, output.format.type, quality)
+        self._timer, self._rate_hz, self._speed = timer, rate_hz, output.speed
+        self._timed = bytearray()  # of the model's sound, for the timer
         self._text = ""
 
     def open(self) -> list[ServerEvent]:
@@ -83,7 +88,13 @@ class OutputMessage(ResponseItem):
         return [self._content(kind, delta=delta)]
 
     def audio(self, pcm16: bytes) -> list[ServerEvent]:
-        return [] if self._audio is None else self._sound(self._audio.add(pcm16))
+        if self._audio is None or self._rate_hz is None:
+            return []
+        if self._timer is not None and self._timer.takes(len(self._timed) + len(pcm16), self._rate_hz):
+            self._timed += pcm16
+        else:
+            self._timer = None
+        return self._sound(self._audio.add(pcm16))
 
     def cut(self) -> None:
         """Shortens the message to the sound that was sent, unless the client has said how much was heard."""
@@ -99,6 +110,9 @@ class OutputMessage(ResponseItem):
         else:
             if status in ("completed", "incomplete"):  # all that was written is spoken
                 events += self._sound(self._audio.close())
+                if self._timer is not None and self._rate_hz is not None:
+                    self._timer.time(self.item, self._text, bytes(self._timed), self._rate_hz, self._speed)
+            self._timed.clear()
             events.append(self._content("output_audio.done"))
             events.append(self._content("output_audio_transcript.done", transcript=self._text))
         return [*events, self._content("content_part.done", part=self._event_part())]

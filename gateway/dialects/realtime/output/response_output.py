@@ -9,13 +9,19 @@ from gateway.dialects.realtime.output.outbox import EventGate
 from gateway.dialects.realtime.output.response_item import OutputCall, OutputMessage, ResponseItem
 from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.output.tools import ToolOutput
+from gateway.dialects.realtime.output.word_timer import WordTimer
 from gateway.dialects.realtime.settings.session import Session
 from gateway.pipeline.events import AudioDelta, Event, TextDelta, TextEnd
 from quartet.v1 import thinker_pb2
 
 
 class ResponseOutput:
-    """The `output` of one response; without a conversation it is out of band. `quality`: of the session's sound."""
+    """The `output` of one response; without a conversation it is out of band.
+
+    Args:
+        quality: of the session's sound.
+        timer: of the words of its answers.
+    """
 
     def __init__(
         self,
@@ -24,9 +30,10 @@ class ResponseOutput:
         conversation: Conversation | None,
         gate: EventGate,
         quality: SoundQuality | None = None,
+        timer: WordTimer | None = None,
     ) -> None:
         self._response_id, self._session, self._conversation = response_id, session, conversation
-        self._gate, self._quality = gate, quality
+        self._gate, self._quality, self._timer = gate, quality, timer
         self._all: list[ResponseItem] = []
         self._message: OutputMessage | None = None
         self._calls: dict[int, OutputCall] = {}
@@ -86,7 +93,8 @@ class ResponseOutput:
 
     def _opened_message(self, rate_hz: int | None) -> OutputMessage:
         if self._message is None:
-            self._message = OutputMessage(self._response_id, len(self._all), self._session, rate_hz, self._quality)
+            place = self._response_id, len(self._all)
+            self._message = OutputMessage(*place, self._session, rate_hz, self._quality, self._timer)
             self.open_item(self._message)
         return self._message
 

@@ -29,6 +29,7 @@ from gateway.dialects.realtime.output.response_output import ResponseOutput
 from gateway.dialects.realtime.output.server_events import ResponseEnd, ServerEvent
 from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.output.tools import ToolOutput, hosted_tools
+from gateway.dialects.realtime.output.word_timer import WordTimer
 from gateway.errors import ApiError, gateway_fault, in_own_terms
 from gateway.http.answer_span import with_firsts
 from gateway.media.encode import BYTES_PER_SAMPLE
@@ -51,6 +52,7 @@ class Request:
         key: whose request it is; None where there are no keys.
         log: fields of the connection's log line.
         quality: of the session's sound.
+        timer: of the words of its answers.
     """
 
     prompt: Prompt
@@ -59,6 +61,7 @@ class Request:
     key: ApiKey | None = None
     log: dict[str, Any] = field(default_factory=dict)
     quality: SoundQuality | None = None
+    timer: WordTimer | None = None
 
 
 class Response:
@@ -79,7 +82,7 @@ class Response:
         self._answer = Answer(0, self.id, 0)
         self._gate = EventGate(outbox, request.conversation, speculative)
         self._outputs = ResponseOutput(
-            self.id, request.prompt.session, request.conversation, self._gate, request.quality
+            self.id, request.prompt.session, request.conversation, self._gate, request.quality, request.timer
         )
         tools = {tool.name: tool for _, tool in hosted_tools(request.prompt.session)}
         self._dialog = PromptDialog(gateway, request.prompt, tools.values(), self._outputs, request.key)
