@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from benchmarks.conversations.utterances import RATE_HZ, silence
 
@@ -112,7 +113,7 @@ class Caller:
 
     async def listen(self) -> None:
         """Notes what comes, until the session ends."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ConnectionClosed):
             async for text in self._socket:
                 at_s = time.perf_counter()
                 assert isinstance(text, str)
