@@ -37,8 +37,8 @@ from gateway.dialects.openai import (
 )
 from gateway.dialects.operators import profiles as profiling
 from gateway.dialects.operators import router_gauges
+from gateway.dialects.realtime import calls, secrets
 from gateway.dialects.realtime import connection as realtime
-from gateway.dialects.realtime import secrets
 from gateway.dialects.responses import conversations
 from gateway.dialects.responses import endpoint as responses
 from gateway.dialects.responses import socket as response_socket
@@ -118,6 +118,7 @@ _ENDPOINTS = (
     voices,
     secrets,
     realtime,
+    calls,
     responses,
     response_socket,
     conversations,

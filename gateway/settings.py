@@ -39,6 +39,12 @@ def _hosts(values: list[str]) -> list[str]:
     return [value.lower().strip("[]") for value in values]
 
 
+def _plain_url(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"http://[^/?#\s]+/?", value):
+        raise ValueError(f"{value!r} is no address of it: write it as http://HOST:PORT")
+    return value
+
+
 def _networks(values: list[str]) -> list[str]:
     for value in values:
         ipaddress.ip_network(value)
@@ -141,6 +147,11 @@ class GatewaySettings(TlsSettings):
     max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")
     max_transcription_s: float = Field(
         default=14_400.0, gt=0, description="longest sound of a transcription; request_timeout_s holds, too"
+    )
+    webrtc: Annotated[str | None, AfterValidator(_plain_url)] = Field(
+        default=None,
+        description="URL of the process that has calls by WebRTC (`python -m gateway.webrtc`): http://HOST:PORT; "
+        "default: there are no calls",
     )
     hosted_tools: Annotated[list[str], NoDecode, BeforeValidator(words)] = Field(
         default=[],
