@@ -6,6 +6,7 @@ import av
 import numpy as np
 import soxr
 from av.audio.codeccontext import AudioCodecContext
+from av.error import FFmpegError
 
 from gateway.dialects.realtime.settings.session_config import PCM_RATE_HZ
 
@@ -54,7 +55,7 @@ class OpusDecoder:
     def _decoded(self, packet: bytes) -> np.ndarray:
         try:
             frames = self._codec.decode(av.Packet(packet))
-        except av.FFmpegError:
+        except FFmpegError:
             return np.empty(0, np.int16)
         return np.concatenate([np.empty(0, np.int16), *(frame.to_ndarray()[0] for frame in frames)])
 

@@ -89,7 +89,7 @@ def _offer(description: SessionDescription) -> Offer:
         raise _refusal(f"has more than {_MAX_SECTIONS} sections")
     audio = next((each for each in media if each.kind == "audio" and each.port), None)
     opus = audio and next((each for each in audio.rtp.codecs if each.mimeType.lower() == "audio/opus"), None)
-    if audio is None or opus is None:
+    if audio is None or opus is None or opus.payloadType is None:
         raise _refusal("has no audio with Opus; add the microphone's track before createOffer()")
     channel = next((each for each in media if each.kind == "application" and each.port), None)
     for section in filter(None, (audio, channel)):
