@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 from collections.abc import Collection
 from typing import Protocol, cast
 
@@ -95,7 +96,7 @@ class UdpPort(asyncio.DatagramProtocol):
             return
         try:
             request = stun.parse_message(data)
-        except ValueError:
+        except (ValueError, struct.error):  # aioice's parser checks no attribute's length
             return
         key = agent.local_password.encode()
         if not request.check_message_integrity(key):
@@ -105,7 +106,6 @@ class UdpPort(asyncio.DatagramProtocol):
         answer = stun.Message(stun.Method.BINDING, stun.Class.RESPONSE, request.transaction_id)
         answer.attributes["XOR-MAPPED-ADDRESS"] = address
         answer.add_message_integrity(key)
-        answer.add_fingerprint()
         self.send(bytes(answer), address)
         agent.checked(address, "USE-CANDIDATE" in request.attributes)
 
