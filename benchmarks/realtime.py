@@ -1,5 +1,6 @@
 """`/v1/realtime` under load (`make bench-realtime`): how soon an answer sounds after the user's last sample, how soon
-it is silent when the user speaks, and what listening costs.
+it is silent when the user speaks, and what listening costs. `--open 200 --speaking 30`: what each user hears in a crowd
+of sessions, on each `--transport`.
 
 Users are voices of espeak-ng, sent in real time. Beside it a client that finds the end of turns by itself and sends
 each whole to chat completions. docs/benchmarks.md defines every figure.
@@ -14,16 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import httpx
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from benchmarks.conversations.barge_in import barge_in
+from benchmarks.conversations.crowd import gather_crowd
+from benchmarks.conversations.crowd_report import show_crowds
 from benchmarks.conversations.espeak import Speaker
 from benchmarks.conversations.first_sound import Chat, Realtime, WholeTurns, talk
 from benchmarks.conversations.hearing import detector_ms_per_s, listen
 from benchmarks.conversations.microphone import Lost
 from benchmarks.conversations.report import SIDES, Report, Speculations, show
+from benchmarks.conversations.transports import TRANSPORTS, Quiet
 from benchmarks.conversations.utterances import Utterance, utterance
 from benchmarks.speech import console, machine, started
 from benchmarks.systems.gateways import GatewayProcess, gateway, pipeline, stage_addresses
@@ -78,10 +83,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--barge-ins", type=int, default=13, help="of each of these")
     parser.add_argument("--listening", type=int, default=100, help="sessions that only send sound; 0: none")
     parser.add_argument("--seconds", type=float, default=20.0, help="for which they do")
+    parser.add_argument("--open", type=int, default=0, help="sessions of a crowd, of which some speak (0: none)")
+    parser.add_argument("--speaking", type=int, default=30, help="of these (30)")
+    parser.add_argument("--user-turns", type=int, default=4, help="of each who speaks (4)")
+    parser.add_argument("--quiet", choices=get_args(Quiet), default="nothing", help="what the others send (nothing)")
+    parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, default=["websocket"], help="of the crowds")
     parser.add_argument("--json", type=Path, help="write all figures and every turn here")
     options = parser.parse_args(arguments)
     if min(options.sessions, default=1) < 1 or options.rounds < 1:
         parser.error("--sessions, --rounds: must be 1 or more")
+    if options.open and not 0 < options.speaking <= options.open:
+        parser.error("--speaking: must be 1 to the number of --open")
     if not 10 <= options.append_ms <= 200:
         parser.error("--append-ms: must be 10 to 200")
     return options
@@ -99,7 +111,8 @@ def target(options: argparse.Namespace, scratch: Path) -> Iterator[Target]:
 
         def start(name: str, sampling: tuple[Mapping, Mapping], speculates: bool) -> GatewayProcess:
             file = pipeline(scratch / f"{name}.yaml", *sampling)
-            flags = [HEALTH, f"--realtime-speculation={str(speculates).lower()}"]
+            flags = [HEALTH, f"--max-realtime-sessions={max(256, options.open)}"]
+            flags += [f"--realtime-speculation={str(speculates).lower()}"]
             return exits.enter_context(gateway(addresses, file, scratch / f"{name}.log", *flags))
 
         yield Target(addresses, start("plain", short, False), start("on", short, True), start("long", ENDLESS, True))
@@ -136,6 +149,12 @@ async def measure(at: Target, options: argparse.Namespace, report: Report) -> No
             report.detector_ms = await detector_ms_per_s(options.listening, min(2.0, options.seconds), turns[0])
             load = (at.plain.pid, options.listening, options.seconds, turns)
             report.cost = await listen(at.plain.url, *load, lambda: progress.advance(bar))
+        for transport in options.transport if options.open else ():
+            bar = _bar(progress, f"{options.open} open by {transport}", options.speaking * options.user_turns)
+            turns = turns_of(options.speaking * options.user_turns)
+            load = (options.open, options.quiet, [turns[n :: options.speaking] for n in range(options.speaking)])
+            crowd = gather_crowd(at.speculating, transport, *load, lambda bar=bar: progress.advance(bar))
+            report.crowds[transport] = await crowd
 
 
 def _bar(progress: Progress, title: str, total: int) -> TaskID:
@@ -189,6 +208,8 @@ def main() -> None:
         except (LaunchError, RuntimeError, Lost, httpx.HTTPError) as error:
             lost = f"{type(error).__name__}: {error}"
     show(console, report)
+    if report.crowds:
+        show_crowds(console, report.crowds)
     if options.json:
         told = {"machine": machine(), "options": vars(options), **report.to_json()}
         options.json.write_text(json.dumps(told, indent=1, default=str))

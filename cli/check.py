@@ -34,7 +34,7 @@ from gateway.yaml_source import YamlError
 from services.common.rpc import tls
 from services.common.rpc.settings import Settings
 from services.demo_models import OMNI, resolve
-from services.registry import EMBEDDER, embedder_pipeline, family_of, read_config
+from services.registry import ALIGNER, EMBEDDER, embedder_pipeline, family_of, read_config
 from services.thinker import cpu
 from services.thinker.architectures import TRANSCRIBES
 
@@ -102,6 +102,8 @@ def _check_config(model: str, kind: str, folder: Path, answers: bool, hears: boo
         return
     if kind not in family.stages(config):
         served = f": give --pipeline {Path(pipeline).stem}" if (pipeline := family.pipeline_of(config)) else ""
+        if family.stages(config) == [ALIGNER]:
+            served = ": it gives words their times; name it by --aligner-model, beside a --model that writes them down"
         raise ValueError(f"this checkpoint has no {kind}{served}")
     if kind == "thinker" and answers and family.only_transcribes(config):
         does = f"config.json's architecture is {config['architectures'][0]}, which {TRANSCRIBES}"

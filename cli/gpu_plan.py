@@ -24,7 +24,7 @@ from cli.layouts import LayoutError, best, best_of
 from cli.pipeline_sizes import read_pipeline
 from cli.plan import ASR, DIFFUSION, LaunchError, LaunchOptions, PlannedStage, stages_to_start
 from cli.sizes import BudgetError, TooLittleMemory, read_sizes
-from services.registry import EMBEDDER, STAGES
+from services.registry import ALIGNER, EMBEDDER, STAGES
 from services.sizes import PipelineSizes, Sizes
 from services.thinker.cpu import vllm_is_for_cpus
 from services.thinker.lora_targets import adapted_layers
@@ -92,6 +92,10 @@ def share_gpus(stages: Sequence[PlannedStage], there: Gpus) -> Launch:
     notes = [f"note: {misfit}"] if misfit else []
     if EMBEDDER in settings and settings[EMBEDDER].device != "cpu":
         notes.append("note: the embedder is not counted; give it a GPU of its own, by --embedder-arg=--device=cuda:N")
+    if ALIGNER in settings and settings[ALIGNER].device != "cpu":
+        notes.append(
+            "note: the aligner is not counted: its weights, and about 1 GiB; --aligner-arg=--device=cpu keeps it off"
+        )
     return Launch(_with_flags(stages, found), (*share_lines(found.budget), *_unused(found.budget), *notes))
 
 
@@ -115,8 +119,8 @@ def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -
         LayoutError: the devices that are set are impossible.
         BudgetError: the model's sizes cannot be read.
     """
-    # vLLM gives an embedder the part of a GPU that it is set, which nothing here computes.
-    elsewhere = {EMBEDDER, *(("thinker", ASR) if thinker_on_cpu else ())}
+    # vLLM gives an embedder the part of a GPU that it is set, which nothing here computes. An aligner needs little.
+    elsewhere = {EMBEDDER, ALIGNER, *(("thinker", ASR) if thinker_on_cpu else ())}
     on_gpus = {part: each for part, each in settings.items() if each.device != "cpu" and part not in elsewhere}
     if not on_gpus:
         return None

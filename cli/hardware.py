@@ -24,6 +24,9 @@ AsrModel = Annotated[
 TalkerModel = Annotated[
     str | None, typer.Option(help="checkpoint of a voice that speaks what --model writes, e.g. a Qwen3-TTS")
 ]
+AlignerModel = Annotated[
+    str | None, typer.Option(help="checkpoint that says when each word is spoken, e.g. a Qwen3-ForcedAligner")
+]
 
 Stage = StrEnum("Stage", ["thinker", "talker", "code2wav", "dit"])
 """Kinds of stages that choose their paths by the machine."""

@@ -10,7 +10,7 @@ import typer
 
 from cli.chat import ask, part, write_wav
 from cli.create import LOCAL, ApiKey, Url, file_option, image, say, sound, transcribe, video
-from cli.hardware import AsrModel, Revision, StageFlags, TalkerModel, at_revision, budget, doctor
+from cli.hardware import AlignerModel, AsrModel, Revision, StageFlags, TalkerModel, at_revision, budget, doctor
 from cli.http import connect, given
 from cli.profile import profile, trace
 from cli.talk import talk
@@ -91,6 +91,7 @@ def up(
     dit_model: Annotated[str | None, typer.Option(help="the dit's checkpoint, beside stages of other kinds")] = None,
     asr_model: AsrModel = None,
     talker_model: TalkerModel = None,
+    aligner_model: AlignerModel = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="directory for logs and state.json; default: a temporary one")
     ] = None,
@@ -103,7 +104,12 @@ def up(
     dit_arg: StageFlags = None,
     encoder_arg: StageFlags = None,
     embedder_arg: StageFlags = None,
+    aligner_arg: StageFlags = None,
     gateway_arg: StageFlags = None,
+    webrtc: Annotated[
+        bool, typer.Option("--webrtc", help="calls by WebRTC, too, on UDP port 3478: install quartet[webrtc]")
+    ] = False,
+    webrtc_arg: StageFlags = None,
     api_keys_file: ApiKeysFile = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -111,7 +117,7 @@ def up(
     tls_server_name: TlsServerName = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.plan import ASR, GATEWAY, LaunchOptions, Tls, demo_options, pipeline_for
+    from cli.plan import ASR, GATEWAY, WEBRTC, LaunchOptions, Tls, demo_options, pipeline_for
     from cli.up import serve, show
     from gateway.pipeline.kinds import KINDS
 
@@ -120,9 +126,11 @@ def up(
         "port": port,
         "run_directory": run_dir,
         "verbose": verbose,
-        "stage_arguments": {part: ctx.params[f"{part}_arg"] or [] for part in (*KINDS, ASR, GATEWAY)},
+        "stage_arguments": {part: ctx.params[f"{part}_arg"] or [] for part in (*KINDS, ASR, GATEWAY, WEBRTC)},
         "tls": Tls(tls_cert, tls_key, tls_ca, tls_server_name),
         "api_keys_file": api_keys_file,
+        "webrtc": webrtc,
+        "aligner_model": aligner_model,
     }
     if (model := at_revision(model, revision)) is None:
         for hint, given_model in (("--talker-model", talker_model), ("--asr-model", asr_model)):

@@ -8,12 +8,14 @@ from typing import Any
 
 from cli import hub
 from cli.terminal import CommandError
-from gateway.pipeline.config import PipelineConfig, StageConfig, load_pipeline
+from gateway.pipeline.config import AlignerStage, PipelineConfig, StageConfig, load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
+from gateway.settings import is_loopback
 from gateway.yaml_source import YamlError
 from services.demo_models import OMNI, PAINTER, resolve
 from services.registry import (
+    ALIGNER,
     ANY_MODEL,
     EMBEDDING_FILE,
     TEXT_PIPELINE,
@@ -29,7 +31,10 @@ OMNI_DIT_PIPELINE = SHIPPED / "qwen3-omni-dit.yaml"
 VOICED_PIPELINE = SHIPPED / "llm-tts.yaml"
 ASR_PIPELINE = SHIPPED / "asr-llm.yaml"
 ASR_VOICED_PIPELINE = SHIPPED / "asr-llm-tts.yaml"
+_ANY_ADDRESS = "127.0.0.1:1"  # of a stage in no file: it gets a port of its own
 GATEWAY = "gateway"  # the process beside the stages
+WEBRTC = "webrtc"  # that of the gateway's calls
+_EVERYWHERE = ("0.0.0.0", "::", "")
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 DIFFUSION_INDEXES = ("model_index.json", "modular_model_index.json", "llm_config.json")
 """One of them is in each checkpoint of a dit: an index of diffusers, or a file that a class of ours knows it by."""
@@ -78,7 +83,9 @@ class LaunchOptions:
         dit_model: checkpoint of the diffusion stages beside others.
         asr_model: checkpoint of a thinker that writes down what the model of the answers hears.
         talker_model: checkpoint of talker and code2wav, which speak the text of another model.
+        aligner_model: checkpoint of an aligner; the pipeline gets one if its file has none.
         temporary: gets temporary files and is removed however the system ends; may hold the run directory.
+        webrtc: whether the gateway takes calls by WebRTC.
         verbose: adds the log's end to a failed start's error.
     """
 
@@ -91,9 +98,11 @@ class LaunchOptions:
     dit_model: str | None = None
     asr_model: str | None = None
     talker_model: str | None = None
+    aligner_model: str | None = None
     tls: Tls = field(default_factory=Tls)
     api_keys_file: Path | None = None
     has_gateway: bool = True
+    webrtc: bool = False
     temporary: Path | None = None
     verbose: bool = False
 
@@ -108,7 +117,23 @@ class LaunchOptions:
             return "--talker-model", self.talker_model
         if part == ASR and self.asr_model is not None:
             return "--asr-model", self.asr_model
+        if part == ALIGNER and self.aligner_model is not None:
+            return "--aligner-model", self.aligner_model
         return "--model", self.model
+
+    @property
+    def adds_aligner(self) -> bool:
+        """Whether the pipeline gets an aligner that its file has not. Raises LaunchError: the file is at fault."""
+        stages = _config_of(self.pipeline).stages.values()
+        return self.aligner_model is not None and all(stage.kind != ALIGNER for stage in stages)
+
+    def address_flags(self, addresses: Mapping[str, str]) -> list[str]:
+        """The gateway's flags for the stages' `addresses`, by name."""
+        added = ALIGNER if self.adds_aligner else None
+        flags = (
+            [f"--{ALIGNER}", at] if name == added else ["--stage", f"{name}={at}"] for name, at in addresses.items()
+        )
+        return [word for flag in flags for word in flag]
 
     @property
     def gateway_flags(self) -> list[str]:
@@ -116,6 +141,13 @@ class LaunchOptions:
         keys = [f"--api-keys-file={self.api_keys_file}"] if self.api_keys_file else []
         own = ["--host", self.host, "--port", str(self.port), "--pipeline", str(self.pipeline)]
         return [*own, *keys, *self.tls.flags, *self.stage_arguments.get(GATEWAY, ())]
+
+    @property
+    def webrtc_flags(self) -> list[str]:
+        """Without the port on which the gateway reaches it. Who reaches the gateway reaches the calls."""
+        gateway = f"http://{'127.0.0.1' if self.host in _EVERYWHERE else self.host}:{self.port}"
+        host = "127.0.0.1" if is_loopback(self.host) else "0.0.0.0"
+        return ["--gateway", gateway, "--udp-host", host, *self.stage_arguments.get(WEBRTC, ())]
 
 
 def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> LaunchOptions:
@@ -199,12 +231,14 @@ def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
     """Raises LaunchError: the file is at fault, or the options do not fit it."""
     planned: dict[str, PlannedStage] = {}
     config = _config_of(options.pipeline)
-    stages, answers = config.stages, config.outputs.text is not None
+    stages, answers = dict(config.stages), config.outputs.text is not None
+    if options.adds_aligner:
+        stages[ALIGNER] = AlignerStage(kind=ALIGNER, address=_ANY_ADDRESS)
     parts = {name: ASR if name == config.listener else stage.kind for name, stage in stages.items()}
     _check_options(options, set(parts.values()))
     _check_voice(options, stages.values())
     for name, stage in stages.items():
-        if name == GATEWAY or "/" in name:  # names are those of logs, too
+        if name in (GATEWAY, WEBRTC) or "/" in name:  # names are those of logs, too
             raise LaunchError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
         if (part := parts[name]) in planned:
             raise LaunchError(
@@ -239,13 +273,22 @@ def _check_options(options: LaunchOptions, parts: set[str]) -> None:
     if options.asr_model is not None and ASR not in parts:
         reason = f"{file} has no thinker that only writes down speech; leave it out, or leave out --pipeline"
         raise LaunchError(f"--asr-model: {reason}")
+    if options.aligner_model is None and ALIGNER in parts:
+        raise LaunchError(
+            f"--aligner-model: missing; {file} has an aligner, whose checkpoint is another than --model's"
+        )
+    if options.aligner_model is not None and parts <= {ALIGNER, *DIFFUSION}:
+        reason = "has no model that writes down speech, whose words it could give times; leave it out"
+        raise LaunchError(f"--aligner-model: {file} {reason}")
     if options.dit_model is None and diffusion and parts - DIFFUSION:
         raise LaunchError(f"--dit-model: missing; {file} has a dit beside the stages that --model is for")
     if options.dit_model is not None and not diffusion:
         raise LaunchError(f"--dit-model: {file} has no stage of kind dit; leave it out")
     if options.dit_model is not None and not parts - DIFFUSION:
         raise LaunchError(f"--dit-model: {file} has no stages but the dit's; name its checkpoint by --model")
+    if options.stage_arguments.get(WEBRTC) and not options.webrtc:
+        raise LaunchError("--webrtc-arg: needs --webrtc, which starts the process of calls")
     for part, arguments in options.stage_arguments.items():
-        if arguments and part not in parts and part != GATEWAY:
+        if arguments and part not in parts and part not in (GATEWAY, WEBRTC):
             what = "thinker that only writes down speech" if part == ASR else f"stage of kind {part}"
             raise LaunchError(f"--{part}-arg: {file} has no {what}; leave it out")

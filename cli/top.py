@@ -108,7 +108,8 @@ class Monitor:
         for name in names:
             state = self._ready.get("status", "") if name == GATEWAY else states.get(name, "-")
             table.add_row(name, _coloured(state), *self._numbers(name))
-        table.caption, table.caption_justify = "\n".join(filter(None, [self._first_outputs(), *self._edges()])), "left"
+        lines = [self._first_outputs(), *self._sessions(), *self._edges()]
+        table.caption, table.caption_justify = "\n".join(filter(None, lines)), "left"
         return table
 
     def _window(self, name: str) -> MetricsDelta | None:
@@ -149,6 +150,26 @@ class Monitor:
         ttfa = _milliseconds(window.quantile(0.5, "quartet_gateway_ttfa_seconds"))
         return f"TTFT p50 {ttft} ms, TTFA p50 {ttfa} ms; the last {WINDOW_S:g} s, or since the start if idle"
 
+    def _sessions(self) -> list[str]:
+        """Lines of realtime sessions: how many there are, and what their users hear, by transport."""
+        window, first_sound = self._window(GATEWAY), "quartet_gateway_first_sound_seconds"
+        if window is None:
+            return []
+        lines = []
+        for transport in sorted(window.last.values_of(f"{first_sound}_count", "transport")):
+            median, late = (_milliseconds(window.quantile(q, first_sound, transport=transport), 0) for q in (0.5, 0.95))
+            underruns = window.last.total("quartet_gateway_underruns_total", transport=transport)
+            silence_s = window.last.total("quartet_gateway_underrun_seconds_total", transport=transport)
+            lines.append(
+                f"{transport}: first sound p50 {median} ms, p95 {late} ms; "
+                f"{_number(underruns)} underruns, {_number(silence_s, 1)} s"
+            )
+        is_open = window.last.total("quartet_gateway_realtime_sessions")
+        if is_open or lines:
+            speak = window.last.total("quartet_gateway_users_speaking") or 0.0
+            lines.insert(0, f"sessions: {_number(is_open)} open, {_number(speak)} users speak")
+        return lines
+
     def _edges(self) -> list[str]:
         """Lines of traffic between stages, by transport."""
         lines = []
@@ -177,8 +198,8 @@ def _number(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.1f}"
+def _milliseconds(seconds: float | None, digits: int = 1) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.{digits}f}"
 
 
 def _coloured(state: str) -> str:

@@ -42,7 +42,7 @@ def main() -> None:
         settings = settings.of_one(worker.count)
     logs.configure(settings.log_level, "gateway" if worker is None else f"gateway-{worker.number}")
     try:
-        pipeline = load_pipeline(settings.pipeline, settings.stage)
+        pipeline = load_pipeline(settings.pipeline, settings.stage, settings.aligner)
         app = create_app(settings, pipeline, tls.load(settings), worker)
         tracing.configure("gateway")
         structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))

@@ -18,6 +18,7 @@ from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoStore
 from gateway.dialects.anthropic import endpoint as messages
 from gateway.dialects.anthropic.refusals import refused
+from gateway.dialects.live import connection as live
 from gateway.dialects.openai import (
     audio,
     batch,
@@ -119,6 +120,7 @@ _ENDPOINTS = (
     secrets,
     realtime,
     calls,
+    live,
     responses,
     response_socket,
     conversations,
@@ -165,6 +167,7 @@ def create_app(
     app.state.metrics = MetricsPage(
         lambda: generate_latest() + router_gauges.exposition(app.state.gateway), METRICS_KEPT_S
     )
+    app.state.live_sessions = {}
     app.state.generations = generate.Aborts()
     app.state.client_secrets = ClientSecrets(shared)
     app.state.bodies = Bodies(settings.max_body_bytes)

@@ -131,12 +131,14 @@ _EMBEDDER_FIELDS = (
     (r"^truncate_tokens", "truncate_prompt_tokens"),
     (r"^max_document_tokens", "max_tokens_per_doc"),
 )
+_ALIGNER_FIELDS = ((r"^(pcm16|text)$", "file"),)
 _FIELDS = {
     "thinker": _THINKER_FIELDS,
     "talker": _TALKER_FIELDS,
     "dit": _DIFFUSION_FIELDS,
     "encoder": _DIFFUSION_FIELDS,
     "embedder": _EMBEDDER_FIELDS,
+    "aligner": _ALIGNER_FIELDS,
 }
 
 

@@ -57,6 +57,21 @@ RETRIES = Counter(
 
 
 REALTIME_SESSIONS = Gauge("quartet_gateway_realtime_sessions", "Realtime sessions that are open")
+USERS_SPEAKING = Gauge(
+    "quartet_gateway_users_speaking", "Realtime sessions whose user speaks, by transport", ["transport"]
+)
+FIRST_SOUND = Histogram(
+    "quartet_gateway_first_sound_seconds",
+    "From a user's last word to the first sound sent of the answer, the silence that ends the turn included",
+    ["transport"],
+    buckets=(0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0),
+)
+UNDERRUNS = Counter(
+    "quartet_gateway_underruns_total", "Pieces of realtime sound sent too late for gapless playback", ["transport"]
+)
+UNDERRUN_S = Counter(
+    "quartet_gateway_underrun_seconds_total", "Silence before pieces that were sent too late", ["transport"]
+)
 BARGE_INS = Counter("quartet_gateway_barge_ins_total", "Answers that ended because the user began to speak")
 SPECULATIONS = Counter(
     "quartet_gateway_speculations_total",

@@ -72,6 +72,10 @@ class GatewaySettings(TlsSettings):
         default={},
         description="NAME=HOST:PORT or NAME=dns:///NAME:PORT, instead of the pipeline's address; may be repeated",
     )
+    aligner: str | None = Field(
+        default=None,
+        description="HOST:PORT or dns:///NAME:PORT of an aligner, for times of words; added to the pipeline's stages",
+    )
     model_name: str | None = Field(
         default=None, description="name clients ask for; default: the pipeline's, else the main stage's"
     )
@@ -273,7 +277,7 @@ class GatewaySettings(TlsSettings):
     @model_validator(mode="after")
     def _has_keys_where_others_reach_it(self) -> Self:
         host = self.host if self.published_host is None else self.published_host
-        if self.api_keys_file is None and not self.allow_anonymous and not _is_loopback(host):
+        if self.api_keys_file is None and not self.allow_anonymous and not is_loopback(host):
             raise ValueError(
                 f"without API keys the gateway is for this machine alone, but {host or 'every address'} can be reached "
                 "from others. Give it API keys (`quartet key NAME` makes them): --api-keys-file, in compose "
@@ -284,7 +288,7 @@ class GatewaySettings(TlsSettings):
         return self
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

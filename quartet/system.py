@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 from cli.plan import GATEWAY, PIPELINE, LaunchOptions, Tls, pipeline_for
 from cli.supervisor import Supervisor
-from gateway.pipeline.config import load_pipeline
+from gateway.pipeline.config import ALIGNER, load_pipeline
 from gateway.pipelines import SHIPPED, pipeline_file
 from quartet.errors import StartError, as_start_errors
 from quartet.loops import LoopThread
@@ -165,7 +165,8 @@ def _running_deployment(run_directory: Path, named: str | Path | None, tls: Tls)
     try:
         state = json.loads((run_directory / "state.json").read_text())
         file = Path(named) if named is not None else Path(state["pipeline"])
-        addresses = {name: at["address"] for name, at in state["processes"].items() if name != GATEWAY}
+        others = {GATEWAY, ALIGNER} - load_pipeline(pipeline_file(file)).stages.keys()  # no file has an added aligner
+        addresses = {name: at["address"] for name, at in state["processes"].items() if name not in others}
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{run_directory} has no state.json of a running system: {error}"
         raise StartError(f"address: {reason}; give the directory of `quartet up --run-dir`", "address") from None

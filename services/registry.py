@@ -20,6 +20,7 @@ ENTRY_POINTS = "quartet.families"
 STAGES = ("thinker", "talker", "code2wav")
 TEXT_PIPELINE = "text.yaml"  # of checkpoints that have a thinker alone
 TRANSCRIPTION_PIPELINE = "transcription.yaml"  # of a thinker that writes down speech, and answers nothing
+ALIGNER = "aligner"
 EMBEDDER = "embedder"
 EMBEDDING_PIPELINE = "embeddings.yaml"  # of a model that makes embeddings
 EMBEDDING_FILE = "modules.json"  # of sentence-transformers: how embeddings are made of a model's states
@@ -36,12 +37,20 @@ class Family:
         model_types: values of `model_type` in config.json.
         pipeline: a file of gateway/pipelines that serves it.
         package: of its modules, if not its folder.
+        architectures: of config.json, where other families have its `model_types` too; (): any.
     """
 
     name: str
     model_types: tuple[str, ...]
     pipeline: str | None = None
     package: str = ""
+    architectures: tuple[str, ...] = ()
+
+    def has_checkpoint(self, config: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint with this config.json is of it."""
+        if config.get("model_type") not in self.model_types:
+            return False
+        return not self.architectures or any(name in self.architectures for name in config.get("architectures") or ())
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Raises ValueError: its package knows that no stage serves a checkpoint with this config.json."""
@@ -97,6 +106,8 @@ FAMILIES = (
     Family("qwen2_5_omni", ("qwen2_5_omni",), "qwen2.5-omni.yaml"),
     Family("qwen3_tts", ("qwen3_tts",), "speech.yaml"),
     Family("bagel", ("bagel",), "dit.yaml"),
+    Family("qwen3_aligner", ("qwen3_asr",), architectures=("Qwen3ASRForTokenClassification",)),
+    Family("ctc_aligner", ("quartet_ctc_aligner",)),
 )
 ANY_MODEL = Family("any_model", (), TEXT_PIPELINE)
 """Of a checkpoint that no row is about: what it is, is found by looking."""
@@ -144,13 +155,13 @@ def read_config(folder: Path) -> ConfigSection:
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a checkpoint, by its config.json: that with its `model_type`, else `ANY_MODEL`.
+    """The family of a checkpoint, by its config.json: that with its `model_type` (and architecture), else `ANY_MODEL`.
 
     Raises ValueError: no family has its `model_type`, and no engine runs its architecture.
     """
     known = families()
     for family in known:
-        if config.get("model_type") in family.model_types:
+        if family.has_checkpoint(config):
             return family
     if config.get("architectures"):
         ANY_MODEL.check(config)

@@ -19,6 +19,7 @@ PARTS = {
     "thinker": ("training.thinker", "train"),
     "tools": ("training.tools", "train"),
     "conversations": ("training.conversations", "train"),
+    "aligner": ("training.aligner", "train"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Speech of espeak-ng, by its C library: samples and when each word begins."""
+"""Speech of espeak-ng, by its C library: samples, when each word begins, and where pauses do."""
 
 import ctypes
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ import soxr
 
 _SYNCHRONOUS, _UTF8, _SSML, _PHONEMES = 2, 1, 0x10, 0x100
 _RATE, _PITCH, _RANGE = 1, 3, 4
-_WORD_EVENT, _LAST_EVENT = 1, 0
+_WORD_EVENT, _PHONEME_EVENT, _LAST_EVENT = 1, 7, 0
+_PHONEME_EVENTS = 1  # espeakINITIALIZE_PHONEME_EVENTS
 
 
 class _EspeakEvent(ctypes.Structure):
@@ -50,11 +51,17 @@ class EspeakVoice:
 
 @dataclass(frozen=True)
 class Utterance:
-    """Speech: `samples` (samples,) float32 at `rate_hz`; `words`: where words begin (character, sample)."""
+    """Speech: `samples` (samples,) float32 at `rate_hz`.
+
+    Attributes:
+        words: where each begins, as (character, sample).
+        pauses: where silence begins, in samples.
+    """
 
     samples: np.ndarray
     rate_hz: int
     words: tuple[tuple[int, int], ...]
+    pauses: tuple[int, ...] = ()
 
 
 class _Espeak:
@@ -65,9 +72,10 @@ class _Espeak:
             raise RuntimeError("espeak-ng is not installed: pip install -e '.[training]'") from None
         self._library = ctypes.CDLL(espeakng_loader.get_library_path())
         data = espeakng_loader.get_data_path().encode()
-        self.rate_hz: int = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, 0)
+        self.rate_hz: int = self._library.espeak_Initialize(_SYNCHRONOUS, 0, data, _PHONEME_EVENTS)
         self._pieces: list[np.ndarray] = []
         self._words: list[tuple[int, int]] = []
+        self._pauses: list[int] = []
         self._callback = _Callback(self._take)  # kept: the library has its address
         self._library.espeak_SetSynthCallback(self._callback)
         self._voice: EspeakVoice | None = None
@@ -76,9 +84,11 @@ class _Espeak:
         if count:
             self._pieces.append(np.ctypeslib.as_array(samples, (count,)).astype(np.float32) / 32768)
         index = 0
-        while events[index].type != _LAST_EVENT:
-            if events[index].type == _WORD_EVENT:
-                self._words.append((events[index].text_position - 1, events[index].sample))
+        while (event := events[index]).type != _LAST_EVENT:
+            if event.type == _WORD_EVENT:
+                self._words.append((event.text_position - 1, event.sample))
+            elif event.type == _PHONEME_EVENT and event.id.startswith(b"_"):
+                self._pauses.append(event.sample)
             index += 1
         return 0
 
@@ -89,12 +99,12 @@ class _Espeak:
             for parameter, value in ((_RATE, voice.rate), (_PITCH, voice.pitch), (_RANGE, voice.pitch_range)):
                 self._library.espeak_SetParameter(parameter, value, 0)
             self._voice = voice
-        self._pieces, self._words = [], []
+        self._pieces, self._words, self._pauses = [], [], []
         data = text.encode()
         flags = _UTF8 | _PHONEMES | (_SSML if ssml else 0)
         self._library.espeak_Synth(data, len(data) + 1, 0, 1, 0, flags, None, None)
         samples = np.concatenate(self._pieces) if self._pieces else np.zeros(0, np.float32)
-        return Utterance(samples, self.rate_hz, tuple(self._words))
+        return Utterance(samples, self.rate_hz, tuple(self._words), tuple(self._pauses))
 
 
 @cache
@@ -119,4 +129,5 @@ def say(text: str, voice: EspeakVoice, rate_hz: int | None = None, ssml: bool = 
     assert rate_hz is not None
     samples = soxr.resample(spoken.samples, spoken.rate_hz, rate_hz).astype(np.float32)
     scale = rate_hz / spoken.rate_hz
-    return Utterance(samples, rate_hz, tuple((at, int(sample * scale)) for at, sample in spoken.words))
+    words = tuple((at, int(sample * scale)) for at, sample in spoken.words)
+    return Utterance(samples, rate_hz, words, tuple(int(sample * scale) for sample in spoken.pauses))

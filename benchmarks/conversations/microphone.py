@@ -52,12 +52,12 @@ class Caller:
         events: all that came, in order.
     """
 
-    def __init__(self, socket: ClientConnection, append_s: float) -> None:
+    def __init__(self, socket: ClientConnection, append_s: float, background: np.ndarray | None) -> None:
         self._socket, self._append_s = socket, append_s
         self._samples = round(append_s * RATE_HZ)
         self._track: np.ndarray = np.empty(0, np.int16)
         self._began_s = self._tick = 0.0
-        self._silence = _append(silence(append_s))
+        self._silence = _append(silence(append_s) if background is None else background)
         self.events: list[Came] = []
         self._changed = asyncio.Condition()
 
@@ -121,13 +121,22 @@ def _append(samples: np.ndarray) -> str:
 
 
 @contextlib.asynccontextmanager
-async def call(url: str, append_s: float, session: dict[str, Any] | None = None) -> AsyncIterator[Caller]:
+async def call(
+    url: str,
+    append_s: float,
+    session: dict[str, Any] | None = None,
+    *,
+    records: bool = True,
+    background: np.ndarray | None = None,
+) -> AsyncIterator[Caller]:
     """A session whose microphone is on.
 
     Args:
         url: of a gateway.
         append_s: of sound in each append.
         session: for session.update.
+        records: False: the microphone is off, and nothing is sent.
+        background: (append_s * RATE_HZ,) int16, what it hears while nobody speaks; None: zeros.
 
     Raises:
         Lost: it was refused, or ended too soon.
@@ -139,14 +148,15 @@ async def call(url: str, append_s: float, session: dict[str, Any] | None = None)
     except OSError as error:
         raise Lost(f"no session: {error}") from None
     async with socket:
-        caller = Caller(socket, append_s)
+        caller = Caller(socket, append_s, background)
         tasks = [asyncio.create_task(caller.listen())]
         try:
             await caller.until("session.created")
             if session is not None:
                 await caller.send("session.update", session={"type": "realtime", **session})
                 await caller.until("session.updated")
-            tasks.append(asyncio.create_task(caller.record()))
+            if records:
+                tasks.append(asyncio.create_task(caller.record()))
             await asyncio.sleep(0)
             yield caller
         finally:

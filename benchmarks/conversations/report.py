@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.conversations.barge_in import Silences
+from benchmarks.conversations.crowd import Crowd
 from benchmarks.conversations.first_sound import Turn
 from benchmarks.conversations.hearing import Cost
 
@@ -35,6 +36,7 @@ class Report:
         barging: sessions of it.
         detector_ms: CPU milliseconds of the detector for a second of one session's sound.
         cost: of a gateway that listens.
+        crowds: by transport.
     """
 
     turns: dict[int, dict[str, list[Turn]]] = field(default_factory=dict)
@@ -43,11 +45,16 @@ class Report:
     barging: int = 0
     detector_ms: float | None = None
     cost: Cost | None = None
+    crowds: dict[str, Crowd] = field(default_factory=dict)
 
     @property
     def failed(self) -> list[str]:
-        """Errors of turns."""
-        return [turn.error for sides in self.turns.values() for turns in sides.values() for turn in turns if turn.error]
+        """Errors of turns, and of sessions that were lost."""
+        crowds = [f"{name}: {crowd.lost} sessions lost" for name, crowd in self.crowds.items() if crowd.lost]
+        crowds += [error for crowd in self.crowds.values() for error in crowd.errors]
+        return crowds + [
+            turn.error for sides in self.turns.values() for turns in sides.values() for turn in turns if turn.error
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """All of it."""

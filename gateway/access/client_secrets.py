@@ -18,11 +18,12 @@ from gateway.errors import ApiError, invalid
 PATH = "/v1/realtime"
 CALLS_PATH = f"{PATH}/calls"
 AZURE_PATH = "/openai/v1/realtime"  # where Azure's clients look for it
+LIVE_PATHS = ("/v1/live/sessions", "/openai/v1/live/sessions")
 SUBPROTOCOL = "realtime"  # the subprotocol that the server accepts
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 PREFIX = "ek_"
 # What a secret opens for its API key. It lists, keeps and removes nothing of the key's.
-_SOCKETS = {PATH, AZURE_PATH, "/v1/audio/speech/stream"}
+_SOCKETS = {PATH, AZURE_PATH, *LIVE_PATHS, "/v1/audio/speech/stream"}
 _POSTS = {
     *("/v1/chat/completions", "/v1/completions", "/v1/images/generations", "/v1/images/edits", "/v1/messages"),
     CALLS_PATH,

@@ -26,6 +26,7 @@ from gateway.http.answer_span import with_firsts
 from gateway.http.bodies import Bodies, no_room
 from gateway.http.connection import CLIENT_CLOSED_REQUEST, ClientGone
 from gateway.http.json_writer import error_response, refuse
+from gateway.http.sockets import refuse_socket
 from gateway.page.files import PATHS as PAGE_PATHS
 from gateway.tasks import first, held
 from services.common.telemetry import tracing
@@ -258,7 +259,7 @@ class RequireKey:
             state.setdefault("log", {})["key"] = key.name
             await self._until_gone(key, scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": WS_1008_POLICY_VIOLATION})
+            await refuse_socket(scope, send)
         elif not presented and scope["method"] == "GET" and scope["path"] in _OPEN_TO_READ:
             await self._app(scope, receive, send)
         elif presented.startswith(PREFIX) and not opens(scope):

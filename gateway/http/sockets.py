@@ -1,17 +1,22 @@
 """WebSockets: their beginning, their end and their number."""
 
+import json
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from starlette import status
+from starlette.types import Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from gateway import metrics
 from gateway.access.api_key import ApiKey
-from gateway.access.client_secrets import subprotocol_of
+from gateway.access.client_secrets import LIVE_PATHS, subprotocol_of
 from gateway.errors import ApiError
 from gateway.http.connection import ClientGone
+
+_UNKNOWN_KEY = "no API key that is known here came; send `Authorization: Bearer KEY` with one of this server's"
 
 
 async def serve(
@@ -39,6 +44,16 @@ async def serve(
         raise ClientGone from None
 
 
+async def refuse_socket(scope: Scope, send: Send) -> None:
+    """Refuses a connection without a known key: to clients of the Live API, a handshake that fails is one to repeat."""
+    if scope["path"] in LIVE_PATHS:
+        error = {"type": "invalid_request_error", "code": "invalid_api_key", "message": _UNKNOWN_KEY, "param": None}
+        event = {"type": "error", "event_id": f"event_{uuid.uuid4().hex}", "error": {**error, "client_event_id": None}}
+        await send({"type": "websocket.accept", "subprotocol": None})
+        await send({"type": "websocket.send", "text": json.dumps(event)})
+    await send({"type": "websocket.close", "code": status.WS_1008_POLICY_VIOLATION})
+
+
 def _close_code(error: ApiError) -> int:
     if error.status in (429, 503):
         return status.WS_1013_TRY_AGAIN_LATER
@@ -51,6 +66,11 @@ async def receive_text(socket: WebSocket) -> str | None:
     if message["type"] == "websocket.disconnect":
         raise WebSocketDisconnect(message.get("code", status.WS_1001_GOING_AWAY))
     return message.get("text")
+
+
+async def stopped(socket: WebSocket) -> None:
+    """Returns when the gateway stops. Who awaits it ends the connection within `drain_timeout_s`, with 1012."""
+    await socket.state.stop.wait()
 
 
 @contextmanager

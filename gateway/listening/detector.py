@@ -1,6 +1,7 @@
 """Detects speech for many sessions in one thread: more would not help, as Silero's library keeps Python's lock.
 
-In each round, every session with audio gets one step of 32 ms: a client that sends minutes at once delays no other."""
+In each round, every session with audio gets one step of 32 ms: a client that sends minutes at once delays no other.
+Microphones that are off, or muted, send zeros: after some seconds of these a session has no model until it sounds."""
 
 import asyncio
 from concurrent.futures import Future
@@ -18,6 +19,9 @@ from gateway.listening.silero import STEP
 
 STEP_MS = 32  # of audio, with one probability of speech
 _STOPS = "the gateway stops"
+# Of zeros, after which the model's state is dropped. No pause within a turn is so long, and what follows is detected as
+# at the beginning of a session.
+_SLEEPS_AFTER_STEPS = 10_000 // STEP_MS
 
 
 class DetectorError(Exception):
@@ -30,7 +34,8 @@ class SessionDetector:
     def __init__(self, detectors: "Detectors", begin_ms: float) -> None:
         self._detectors, self._rest = detectors, np.empty(0, np.int16)
         self.heard_ms = begin_ms
-        self.state: Any = None  # belongs to the thread
+        self.state: Any = None  # belongs to the thread, as the next does
+        self.zero_steps = 0  # the last ones, without any sound
         self.closed = False
 
     async def add(self, samples: np.ndarray) -> list[float]:
@@ -131,14 +136,25 @@ class Detectors:
                 job.future.set_exception(DetectorError(f"speech could not be detected: {error}"))
 
     def _step(self, jobs: list[_DetectorJob]) -> None:
-        if not jobs:
-            return
-        for job in jobs:
+        awake = [job for job in jobs if self._is_awake(job)]
+        for job in awake:
             if job.detector.state is None:
                 job.detector.state = self._model.new_state()
-        steps = np.stack([job.steps[len(job.probabilities)] for job in jobs])
-        probabilities = self._model.step([job.detector.state for job in jobs], steps)
-        for job, probability in zip(jobs, probabilities, strict=True):
-            job.probabilities.append(probability)
+        if awake:
+            steps = np.stack([job.steps[len(job.probabilities)] for job in awake])
+            probabilities = self._model.step([job.detector.state for job in awake], steps)
+            for job, probability in zip(awake, probabilities, strict=True):
+                job.probabilities.append(probability)
+        for job in jobs:
             if len(job.probabilities) == len(job.steps):
                 job.future.set_result(job.probabilities)
+
+    def _is_awake(self, job: _DetectorJob) -> bool:
+        """Whether the model has to hear the next step. If not, nobody speaks in it."""
+        detector = job.detector
+        detector.zero_steps = 0 if job.steps[len(job.probabilities)].any() else detector.zero_steps + 1
+        if detector.zero_steps <= _SLEEPS_AFTER_STEPS:
+            return True
+        detector.state = None
+        job.probabilities.append(0.0)
+        return False

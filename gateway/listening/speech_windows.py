@@ -39,12 +39,14 @@ class SpeechWindow:
         begin_s, end_s: of the speech, from the beginning of the audio.
         pcm16: the padded audio, mono at RATE_HZ.
         speech_probability: mean over the speech.
+        audio_begin_s: of the padded audio, from the beginning of all of it.
     """
 
     begin_s: float
     end_s: float
     pcm16: bytes
     speech_probability: float
+    audio_begin_s: float
 
 
 class WindowFinder:
@@ -129,9 +131,10 @@ class _Cutter:
         if self._ended is None:
             return
         (begin, end, padding_before), self._ended = self._ended, None
-        padded = slice(max(0, begin - padding_before - self._first), end + padding_after - self._first)
+        first = max(self._first, begin - padding_before)
+        padded = b"".join(self._steps[first - self._first : end + padding_after - self._first])
         speech = self._probabilities[begin - self._first : end - self._first]
-        yield SpeechWindow(begin * STEP_S, end * STEP_S, b"".join(self._steps[padded]), float(np.mean(speech)))
+        yield SpeechWindow(begin * STEP_S, end * STEP_S, padded, float(np.mean(speech)), first * STEP_S)
         self._forget(end - self._padding)
 
     def _forget(self, before: int) -> None:

@@ -15,7 +15,7 @@ SILENCE = ""  # the item of sound that is no item's
 
 
 @dataclass(frozen=True)
-class Cut:
+class CutItem:
     """An item that was dropped before its end. `played_ms`: what was released of it, 0 for none."""
 
     item_id: str
@@ -104,10 +104,10 @@ class Pacer:
         self._queue.append(action)
         self._changed.set()
 
-    def clear(self) -> list[Cut]:
+    def clear(self) -> list[CutItem]:
         """Drops what has not left, marks too. Returns what was cut, in order."""
         items = dict.fromkeys(each.item_id for each in self._queue if isinstance(each, _Sound))
-        cuts = [Cut(item_id, self.released_ms(item_id)) for item_id in items if item_id != SILENCE]
+        cuts = [CutItem(item_id, self.released_ms(item_id)) for item_id in items if item_id != SILENCE]
         self._queue.clear()
         self._released.clear()
         self._queued_bytes = 0

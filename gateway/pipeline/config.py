@@ -14,6 +14,7 @@ from gateway.validation import Strict
 from gateway.yaml_source import YamlError, YamlSource, read_yaml
 
 OUTPUTS: tuple[Output, ...] = get_args(Output)
+ALIGNER = "aligner"  # the kind, and the name of one that is added to a file's stages
 _NO_SOURCE = "missing; name the stage that this one reads from, e.g. source: thinker"
 
 
@@ -66,15 +67,22 @@ class EmbedderStage(_Stage):
     kind: Literal["embedder"]
 
 
+class AlignerStage(_Stage):
+    """Says when each word of a text is spoken in a sound."""
+
+    kind: Literal["aligner"]
+
+
 StageConfig = Annotated[
-    ThinkerStage | TalkerStage | Code2WavStage | DitStage | EncoderStage | EmbedderStage, Field(discriminator="kind")
+    ThinkerStage | TalkerStage | Code2WavStage | DitStage | EncoderStage | EmbedderStage | AlignerStage,
+    Field(discriminator="kind"),
 ]
 
 
 class Outputs(Strict):
     """The stage that each output comes from. `speech` is spoken text; `audio` is made from a prompt. `transcript` is
     what is said in a sound: without it, the stage of `text` writes that down, if its model hears. `scores` say how well
-    documents fit a query."""
+    documents fit a query; `words` are the times of the words of a transcript."""
 
     text: str | None = None
     speech: str | None = None
@@ -84,6 +92,7 @@ class Outputs(Strict):
     audio: str | None = None
     embedding: str | None = None
     scores: str | None = None
+    words: str | None = None
 
 
 class PipelineConfig(Strict):
@@ -147,9 +156,21 @@ class PipelineConfig(Strict):
         return self.talker is not None and self.talker.reads == "text"
 
 
-def load_pipeline(file: Path, addresses: Mapping[str, str | list[str]] | None = None) -> PipelineConfig:
-    """Reads and checks a pipeline file. `addresses`, by name of stage, replace the file's. Raises YamlError."""
+def load_pipeline(
+    file: Path, addresses: Mapping[str, str | list[str]] | None = None, aligner: str | None = None
+) -> PipelineConfig:
+    """Reads and checks a pipeline file.
+
+    Args:
+        addresses: by name of stage, instead of the file's.
+        aligner: address of an aligner that is added to the file's stages.
+
+    Raises:
+        YamlError: the file is at fault, or has an aligner already.
+    """
     source = read_yaml(file, "keys stages and outputs")
+    if aligner is not None:
+        _add_aligner(source, aligner)
     _override_addresses(source, addresses or {})
     config = source.parse(PipelineConfig, _explain)
     _check_edges(source, config)
@@ -165,6 +186,16 @@ def _override_addresses(source: YamlSource, addresses: Mapping[str, str | list[s
             has = ", ".join(map(str, known)) or "none"
             raise YamlError(f"--stage {name}={address}: {source.file} has no such stage; it has: {has}")
         known[name]["address"] = address
+
+
+def _add_aligner(source: YamlSource, address: str) -> None:
+    stages, outputs = source.data.get("stages"), source.data.get("outputs")
+    if not isinstance(stages, dict) or not isinstance(outputs, dict):
+        return  # the file is refused for it
+    if outputs.get("words") is not None or ALIGNER in stages:
+        raise YamlError(f"--aligner={address}: {source.file} has an aligner; give its address by --stage, or remove it")
+    stages[ALIGNER] = {"kind": ALIGNER, "address": address}
+    outputs["words"] = ALIGNER
 
 
 def _explain(error) -> str:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from quartet.v1.aligner_pb2_grpc import AlignerServiceStub
+
 from gateway.pipeline.events import Event
 from gateway.pipeline.links import Links, link_decoder, link_in_line
 from gateway.pipeline.response_events import code2wav_event, no_event, talker_event, thinker_event
@@ -18,7 +20,7 @@ from quartet.v1.talker_pb2_grpc import TalkerServiceStub
 from quartet.v1.thinker_pb2 import GenerateRequest
 from quartet.v1.thinker_pb2_grpc import ThinkerServiceStub
 
-Output = Literal["text", "speech", "transcript", "image", "video", "audio", "embedding", "scores"]
+Output = Literal["text", "speech", "transcript", "image", "video", "audio", "embedding", "scores", "words"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ KINDS = {
         StageKind("encoder", EncoderServiceStub, "Encode", EncodeRequest, is_diffusion=True),
         # Its other method, Score, is called by gateway/pipeline/embedder.py.
         StageKind("embedder", EmbedderServiceStub, "Embed", makes=("embedding", "scores"), is_model=True),
+        # Called by gateway/pipeline/aligner.py: its request has the sound, and its response is one message.
+        StageKind("aligner", AlignerServiceStub, "Align", makes=("words",), is_model=True),
     )
 }
 

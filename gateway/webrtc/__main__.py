@@ -6,7 +6,10 @@ import sys
 
 import uvicorn
 
-from gateway.webrtc.server import create_app
+try:
+    from gateway.webrtc.server import create_app
+except ModuleNotFoundError as error:
+    sys.exit(f"calls by WebRTC need {error.name}: pip install 'quartet[webrtc]'")
 from gateway.webrtc.settings import WebRtcSettings
 from services.common.telemetry import logs
 

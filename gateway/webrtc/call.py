@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from gateway.dialects.realtime.events import error_event, new_id
 from gateway.errors import ApiError
 from gateway.tasks import cancel
-from gateway.webrtc.peer import Peer, PeerGone
+from gateway.webrtc.peer import Peer, PeerGone, PeerUnreached
 from gateway.webrtc.playback import Playback
 from gateway.webrtc.port import UdpPort
 from gateway.webrtc.sdp import MAX_MESSAGE_BYTES, Offer
@@ -34,13 +34,14 @@ class Call:
 
     Attributes:
         owner: of the API key it was made with; "" without keys.
-        ended: why, once it has.
+        outcome: how it ended, once it has: hung_up, left (by the client), unreached (the client never came), session
+            (the gateway closed it), failed.
     """
 
     def __init__(
         self, id: str, owner: str, port: UdpPort, offer: Offer, socket: ClientConnection, created: Event
     ) -> None:
-        self.id, self.owner, self.ended = id, owner, ""
+        self.id, self.owner, self.outcome = id, owner, "failed"
         self._socket, self._created = socket, created
         self._peer = Peer(port, offer, self._hear, self._ask_for, self._open)
         self.answer = self._peer.answer
@@ -57,29 +58,41 @@ class Call:
         """Returns when the call is over and holds nothing."""
         begun = time.monotonic()
         works = (self._peer.run(), self._read(), self._write(), self._playback.pacer.run(), self._hung_up.wait())
-        tasks = [asyncio.ensure_future(work) for work in works]
+        tasks, why = [asyncio.ensure_future(work) for work in works], "cancelled"
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self.ended = self._why(done.pop())
+            self.outcome, why = self._end(done.pop())
         finally:
             await cancel(*tasks)
             await self._socket.close()
             for each in list(self._controllers):
                 each("")
-            fields = {"ended": self.ended, "concealed_ms": round(self._peer.concealed_ms)}
+            fields = {"outcome": self.outcome, "why": why, "concealed_ms": round(self.concealed_ms)}
             log.info("call", call_id=self.id, duration_ms=round(1000 * (time.monotonic() - begun)), **fields)
 
-    def _why(self, task: asyncio.Future[Any]) -> str:
+    @property
+    def concealed_ms(self) -> float:
+        """Sound of the client that the network lost."""
+        return self._peer.concealed_ms
+
+    @property
+    def controllers(self) -> int:
+        return len(self._controllers)
+
+    def _end(self, task: asyncio.Future[Any]) -> tuple[str, str]:
+        """The outcome, and what a log says of it."""
         match task.exception():
             case None:
-                return self._lost or "hung up"
+                return ("failed", self._lost) if self._lost else ("hung_up", "hung up")
+            case PeerUnreached() as error:
+                return "unreached", str(error)
             case PeerGone() as error:
-                return str(error)
+                return "left", str(error)
             case ConnectionClosed():
-                return "the gateway has closed the session"
+                return "session", "the gateway has closed the session"
             case error:
                 log.error("call failed", call_id=self.id, exc_info=error)
-                return "a fault of Quartet"
+                return "failed", "a fault of Quartet"
 
     def hang_up(self, why: str = "") -> None:
         self._lost = self._lost or why

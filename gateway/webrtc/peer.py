@@ -39,6 +39,10 @@ class PeerGone(Exception):
     """The connection has ended. The text says how."""
 
 
+class PeerUnreached(PeerGone):
+    """It has never begun."""
+
+
 @functools.lru_cache(maxsize=1)
 def _certificate(day: int) -> RTCCertificate:
     """One for all calls: making one takes as long as the rest of a handshake."""
@@ -119,11 +123,11 @@ class Peer:
             await asyncio.shield(self._close())
 
     async def _connect(self) -> None:
-        """Raises PeerGone: the client does not reach us, or does not prove who it is."""
+        """Raises PeerUnreached: the client does not reach us, or does not prove who it is."""
         try:
             await self._ice.connect(_CONNECT_S)
         except TimeoutError:
-            raise PeerGone(f"the client did not reach the UDP port within {_CONNECT_S:g} s") from None
+            raise PeerUnreached(f"the client did not reach the UDP port within {_CONNECT_S:g} s") from None
         codec = RTCRtpCodecParameters("audio/opus", OPUS_RATE_HZ, 2, self._offer.payload_type)
         received = RTCRtpReceiveParameters(codecs=[codec], muxId=self._offer.audio.rtp.muxId)
         if self._offer.speaks:
@@ -133,9 +137,9 @@ class Peer:
             async with asyncio.timeout(_CONNECT_S):
                 await self._dtls.start(self._offer.dtls)
         except TimeoutError:
-            raise PeerGone(f"the handshake took longer than {_CONNECT_S:g} s") from None
+            raise PeerUnreached(f"the handshake took longer than {_CONNECT_S:g} s") from None
         if self._dtls.state != "connected":
-            raise PeerGone("the handshake failed")
+            raise PeerUnreached("the handshake failed")
         if self._sctp is not None:
             self._sctp.on("datachannel", self._open)
             await self._sctp.start(self._offer.sctp_capabilities, self._offer.sctp_port)

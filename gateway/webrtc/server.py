@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, generate_latest
 from pydantic import Field
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,10 +25,16 @@ from gateway.webrtc.port import UdpPort, open_port
 from gateway.webrtc.sdp import read_offer
 from gateway.webrtc.session_socket import open_session
 from gateway.webrtc.settings import WebRtcSettings
+from services.common.telemetry.metrics_page import MetricsPage
+
+RUNNING = Gauge("quartet_webrtc_calls", "calls by WebRTC that go on")
+ENDED = Counter("quartet_webrtc_ended_calls", "calls by WebRTC that have ended, by how", ["outcome"])
+CONCEALED = Counter("quartet_webrtc_concealed_seconds", "sound of clients that the network lost")
 
 OWNER = "x-quartet-owner"  # of a call, by whom the gateway knows its caller; "" without keys
 _MAX_CONTROLLER_TEXTS = 4000
 _MAX_CONTROLLERS = 8  # of a call
+_METRICS_KEPT_S = 1.0
 
 log = structlog.get_logger()
 
@@ -76,9 +83,12 @@ class Calls:
 
     async def _run(self, call: Call) -> None:
         try:
-            await call.run()
+            with RUNNING.track_inprogress():
+                await call.run()
         finally:
             del self._calls[call.id]
+            ENDED.labels(call.outcome).inc()
+            CONCEALED.inc(call.concealed_ms / 1000)
 
     def of(self, call_id: str, owner: str) -> Call:
         """Raises ApiError: 404, there is none, or it is another's."""
@@ -110,11 +120,14 @@ def create_app(settings: WebRtcSettings) -> Starlette:
 
     routes = [
         Route("/health", _health),
+        Route("/metrics", _metrics),
         Route("/calls", _open, methods=["POST"]),
         Route("/calls/{id}", _hang_up, methods=["DELETE"]),
         WebSocketRoute("/calls/{id}/events", _control),
     ]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers={ApiError: _refuse})
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={ApiError: _refuse})
+    app.state.metrics = MetricsPage(generate_latest, _METRICS_KEPT_S)
+    return app
 
 
 async def _refuse(http: Request, error: Exception) -> Response:
@@ -126,6 +139,10 @@ async def _health(http: Request) -> Json:
     calls: Calls = http.app.state.calls
     port = calls.port
     return Json({"status": "ok", "calls": len(calls), "agents": port.agents, "addresses": port.known_addresses})
+
+
+async def _metrics(http: Request) -> Response:
+    return Response(http.app.state.metrics.read(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def _open(http: Request) -> Json:
@@ -145,6 +162,10 @@ async def _control(socket: WebSocket) -> None:
         call = socket.app.state.calls.of(socket.path_params["id"], socket.headers.get(OWNER, ""))
     except ApiError as error:
         await socket.send_denial_response(error_response(error))
+        return
+    if call.controllers >= _MAX_CONTROLLERS:
+        message = f"the call has {_MAX_CONTROLLERS} controllers, as many as may be"
+        await socket.send_denial_response(error_response(ApiError(429, message, None, "controller_limit")))
         return
     await socket.accept()
     texts = asyncio.Queue[str](_MAX_CONTROLLER_TEXTS)

@@ -25,6 +25,7 @@ RPCS: dict[str, tuple[str, ...]] = {
     "quartet.v1.EncoderService/Encode": (MESSAGE, START, MEDIA, PLACE),
     "quartet.v1.EmbedderService/Embed": (MESSAGE, PLACE),
     "quartet.v1.EmbedderService/Score": (MESSAGE, PLACE),
+    "quartet.v1.AlignerService/Align": (MESSAGE, PLACE),
     "quartet.v1.TensorStreamService/Subscribe": (MESSAGE, CLAIM, OPEN),
     "quartet.v1.ServerInfoService/GetServerInfo": (MESSAGE,),
     "quartet.v1.ServerInfoService/GetLoad": (MESSAGE,),
@@ -136,6 +137,12 @@ FIELDS: dict[str, dict[str, str]] = {
     },
     "quartet.v1.DetokenizeRequest": {"token_ids": "1,048,576 numbers"},
     "quartet.v1.EmbedRequest": {"request_id": ID, "inputs": "max_inputs, max_request_tokens"},
+    "quartet.v1.AlignRequest": {
+        "request_id": ID,
+        "pcm16": "max_audio_s",
+        "text": "32 characters for each of max_words, and max_words",
+        "language": NAME,
+    },
     "quartet.v1.EmbedInput": {"text": "max_request_characters"},
     "quartet.v1.ScoreRequest": {
         "request_id": ID,

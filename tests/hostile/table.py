@@ -74,7 +74,11 @@ ENDPOINTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "GET /v1/quartet/trace/{request_id}": ((NAME,), (404,)),
 }
 
-SOCKETS = ("/v1/realtime", "/openai/v1/realtime", "/v1/audio/speech/stream", "/v1/responses")
+LIVE = "/v1/live/sessions"
+SOCKETS = (
+    *("/v1/realtime", "/openai/v1/realtime", "/v1/audio/speech/stream", "/v1/responses"),
+    *(LIVE, f"{LIVE}/{{session_id}}/attach", f"/openai{LIVE}", f"/openai{LIVE}/{{session_id}}/attach"),
+)
 # Types of a client's messages, by the WebSocket's path, with where a list or an object may be.
 EVENTS: dict[str, dict[str, tuple[str, ...]]] = {
     "/v1/realtime": {
@@ -89,6 +93,20 @@ EVENTS: dict[str, dict[str, tuple[str, ...]]] = {
         "conversation.item.truncate": ("item_id",),
         "response.create": ("response", "response.input", "response.tools", "response.metadata"),
         "response.cancel": ("response_id",),
+    },
+    LIVE: {
+        "session.start": ("session", "session.instructions", "session.input", "session.audio", "session.delegation"),
+        "session.update": ("session", "session.delegation", "session.delegation.responses.tools"),
+        "session.input_audio.append": ("audio",),
+        "session.input_audio.mute": ("event_id",),
+        "session.input_audio.unmute": ("event_id",),
+        "session.output_audio.fixture.play": ("audio",),
+        "session.instructions.append": ("content", "delegation_id"),
+        "session.thinking.append": ("content",),
+        "session.commentary.append": ("content",),
+        "response.item.create": ("item", "item.content"),
+        "response.create": ("event_id",),
+        "session.close": ("event_id",),
     },
     "/v1/responses": {"response.create": ("input", "tools", "include", "metadata", "instructions")},
     "/v1/audio/speech/stream": {

@@ -10,12 +10,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from gateway.dialects.live.events import LIVE_EVENT_TYPES
 from gateway.dialects.openai import speech_stream
 from gateway.dialects.realtime.events import CLIENT_EVENT_TYPES
 from tests.hostile.bodies import FEWER, MANY, TEXT, items, members
 from tests.hostile.conftest import KEY, MAX_REALTIME_BYTES, OTHER_KEY
 from tests.hostile.meter import MAX_HELD_S, MIB, metered
-from tests.hostile.table import EVENTS, SOCKETS
+from tests.hostile.table import EVENTS, LIVE, SOCKETS
 from tests.support.systems.gateway import Running
 
 MAX_RISE_MIB, MAX_CPU_S = 96, 1.0
@@ -37,6 +38,7 @@ def test_every_socket_and_event_is_in_the_table(gateway: Running):
     routes = {route.path for route in gateway.app.routes if "WebSocket" in type(route).__name__}
     assert routes == set(SOCKETS)
     assert set(EVENTS["/v1/realtime"]) == set(CLIENT_EVENT_TYPES)
+    assert set(EVENTS[LIVE]) == set(LIVE_EVENT_TYPES)
     assert set(EVENTS["/v1/audio/speech/stream"]) == set(speech_stream._MESSAGES)
 
 
@@ -57,6 +59,9 @@ def exchange(gateway: Running, path: str, text: str, fragments: int = 0) -> tupl
     with connect(url, additional_headers={"authorization": f"Bearer {KEY}"}, max_size=None) as socket:
         answer: dict[str, Any] = {}
         try:
+            if path == LIVE and "session.start" not in text[:40]:
+                socket.send('{"type": "session.start", "session": {"model": "gpt-live-1"}}')
+                assert json.loads(socket.recv(timeout=60))["type"] == "session.started"
             socket.send(iter([text[:1], *[""] * fragments, text[1:]]) if fragments else text)
             while not answer or answer["type"] == "session.created":
                 answer = json.loads(socket.recv(timeout=60))

@@ -356,6 +356,10 @@ BAD = {
     "unknown format": ({"response_format": "diarized_json"}, "response_format"),
     "word times": (
         {"response_format": "verbose_json", "timestamp_granularities[]": "word"},
+        "timestamp_granularities",
+    ),
+    "times of letters": (
+        {"response_format": "verbose_json", "timestamp_granularities[]": "letter"},
         "timestamp_granularities[0]",
     ),
     "times of no segments": ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),

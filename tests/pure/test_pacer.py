@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.pacing.pacer import SILENCE, Cut, Pacer
+from gateway.pacing.pacer import SILENCE, CutItem, Pacer
 
 RATE_HZ, FRAME_MS = 16_000, 20
 FRAME = RATE_HZ * FRAME_MS // 1000 * 2  # bytes
@@ -72,7 +72,7 @@ def test_what_is_cut_and_how_much_of_it_was_played() -> None:
     listener.pacer.add("b", sound(50))
     listener.wait(0.3)
     assert listener.pacer.queued_ms == (100 - 25) * FRAME_MS
-    assert listener.pacer.clear() == [Cut("a", 500), Cut("b", 0)]
+    assert listener.pacer.clear() == [CutItem("a", 500), CutItem("b", 0)]
     assert (listener.pacer.queued_ms, listener.pacer.clear(), listener.wait(5)) == (0, [], 0)
 
 
@@ -92,7 +92,7 @@ def test_an_item_that_goes_on_is_cut_where_its_sound_ends() -> None:
     listener.pacer.add("a", sound(3))
     listener.wait(1)
     assert listener.pacer.is_playing
-    assert listener.pacer.clear() == [Cut("a", 60)]
+    assert listener.pacer.clear() == [CutItem("a", 60)]
 
 
 def test_marks_stay_at_their_places_and_leave_with_what_is_cut() -> None:
@@ -108,7 +108,7 @@ def test_marks_stay_at_their_places_and_leave_with_what_is_cut() -> None:
     mark()
     listener.wait(0.05)
     assert reached == [0, 0.04]
-    assert listener.pacer.clear() == [Cut("a", 240)]
+    assert listener.pacer.clear() == [CutItem("a", 240)]
     listener.wait(5)
     assert reached == [0, 0.04]
 

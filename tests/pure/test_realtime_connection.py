@@ -120,12 +120,60 @@ async def test_there_are_no_more_sessions_and_items_than_are_allowed(monkeypatch
         assert (await client.refusal("conversation.item.create", item=item))["code"] == "conversation_too_long"
 
 
-async def test_a_gateway_that_stops_says_so():
+async def told_to_connect_again(client: RealtimeClient) -> list[dict]:
+    """All events of a session before its gateway stops."""
+    *events, last = await client.until("error")
+    assert (last["error"]["type"], last["error"]["code"]) == ("server_error", "gateway_stopping")
+    assert "connect again" in last["error"]["message"]
+    await client.socket.wait_closed()
+    assert client.socket.close_code == 1012  # "service restart": clients connect again
+    return events
+
+
+async def test_a_gateway_that_stops_says_so_once_an_answer_is_complete():
+    async with AsyncExitStack() as sessions, AsyncExitStack() as exits:
+        gateway = await exits.enter_async_context(running())
+        idle, answered = [await sessions.enter_async_context(session(gateway)) for _ in range(2)]
+        gateway.scripts["code2wav"].hold, gateway.scripts["code2wav"].after = True, 1
+        await answered.say("Hi")
+        await answered.send("response.create")
+        begun = await answered.until("response.output_audio.delta")
+        stopping = asyncio.create_task(exits.aclose())
+        assert await told_to_connect_again(idle) == []
+        with pytest.raises(ConnectionRefusedError):
+            await connect(gateway.url.replace("http", "ws") + "/v1/realtime")
+        await answered.send("response.create")  # nothing new begins
+        gateway.scripts["code2wav"].go_on()
+        rest = await told_to_connect_again(answered)
+        assert rest[-1]["response"]["status"] == "completed"
+        assert [event["type"] for event in [*begun, *rest]].count("response.done") == 1
+        await stopping
+
+
+async def test_an_answer_that_takes_too_long_does_not_keep_the_gateway():
     async with AsyncExitStack() as sessions:
-        async with running() as gateway:
+        async with running(drain_timeout_s=0.5) as gateway:
             client = await sessions.enter_async_context(session(gateway))
-        await client.socket.wait_closed()
-        assert client.socket.close_code == 1012  # "service restart": clients connect again
+            gateway.scripts["thinker"].hold = True
+            await client.say("Hi")
+            await client.send("response.create")
+            await gateway.until(lambda: gateway.scripts["thinker"].running == 1)
+        await told_to_connect_again(client)
+
+
+async def test_a_client_that_leaves_while_the_gateway_stops_is_not_waited_for():
+    async with AsyncExitStack() as sessions, AsyncExitStack() as exits:
+        gateway = await exits.enter_async_context(running())
+        idle, client = [await sessions.enter_async_context(session(gateway)) for _ in range(2)]
+        gateway.scripts["code2wav"].hold, gateway.scripts["code2wav"].after = True, 1
+        await client.say("Hi")
+        await client.send("response.create")
+        await client.until("response.output_audio.delta")
+        stopping = asyncio.create_task(exits.aclose())
+        await told_to_connect_again(idle)
+        client.socket.transport.abort()
+        await gateway.until(lambda: not gateway.scripts["code2wav"].running)
+        await stopping
 
 
 async def test_who_reads_nothing_does_not_keep_a_session(gateway, monkeypatch):

@@ -3,6 +3,8 @@
 import asyncio
 import ctypes
 import os
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from threading import Event
@@ -226,6 +228,37 @@ async def test_the_onnx_model_in_batches_is_the_packages():
     np.testing.assert_allclose(batched[0][: len(one)], np.concatenate(one), atol=1e-4)
     for probabilities, sound in zip(batched, sounds, strict=True):
         assert np.mean(np.abs(np.array(probabilities) - alone(sound)) > 0.2) < 0.05
+
+
+async def test_a_microphone_that_is_muted_for_long_costs_no_model_until_it_sounds(detectors):
+    detector, samples = detectors.open(), question()
+    pause, first = np.zeros(9 * RATE_HZ // STEP * STEP, np.int16), samples[: len(samples) // STEP * STEP]
+    heard_all = np.concatenate([first, pause, first])
+    assert await heard(detector, heard_all, 1600) == alone(heard_all)  # no pause within a turn is longer
+    muted = await heard(detector, np.zeros(12 * RATE_HZ // STEP * STEP, np.int16), 1600)
+    assert detector.state is None
+    assert muted[312:] == [0.0] * (len(muted) - 312)
+    assert await heard(detector, first, 1600) == alone(first)  # as in a new session
+    assert detector.state is not None
+
+
+async def test_what_crowds_of_detectors_held_goes_back_to_the_system():
+    """In a process of its own: the C library keeps the freed memory of others, too."""
+    program = """
+from gateway.listening.detector_models import PackagedSilero
+from services.common.engine.process import resident_bytes
+import numpy as np
+model = PackagedSilero()
+def crowd():
+    states = [model.new_state() for _ in range(50)]
+    model.step(states, np.zeros((50, 512), np.int16))
+    return resident_bytes()
+full, *_ = [crowd() for _ in range(4)]
+print(resident_bytes() / full)
+"""
+    command = [sys.executable, "-c", program]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True, timeout=120)
+    assert float(done.stdout) < 0.7
 
 
 async def test_what_a_session_takes_is_freed_when_it_ends(detectors):

@@ -10,35 +10,11 @@ from prometheus_client import REGISTRY
 
 from services.common.errors import QueueFull
 from tests.support.clients.realtime_client import RealtimeClient, base64_of, kinds, session
+from tests.support.samples.loudness import Ears
 from tests.support.systems.gateway import Running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-STEP = 512
 VAD = {"type": "server_vad", "prefix_padding_ms": 300, "silence_duration_ms": 500}
-
-
-class Loudness:
-    """Says that what is loud is speech: a tone is none to a real detector."""
-
-    def __init__(self, begin_ms: float) -> None:
-        self._rest, self.heard_ms = np.empty(0, np.int16), begin_ms
-
-    async def add(self, samples: np.ndarray) -> list[float]:
-        sound = np.concatenate([self._rest, samples])
-        steps = sound[: len(sound) // STEP * STEP].reshape(-1, STEP)
-        self._rest = sound[steps.size :]
-        return [0.99 if np.abs(step).max() > 1000 else 0.01 for step in steps]
-
-    def close(self) -> None:
-        pass
-
-
-class Ears:
-    def open(self, begin_ms: float = 0.0) -> Loudness:
-        return Loudness(begin_ms)
-
-    def close(self) -> None:
-        pass
 
 
 @asynccontextmanager
@@ -267,3 +243,28 @@ async def test_the_voice_may_change_until_something_was_heard(speech_gateway):
         await send(client, 0.5, 0)
         await client.until("response.done")
         assert (await client.refusal("session.update", session=voices[0]))["code"] == "cannot_update_voice"
+
+
+def of_sockets(name: str) -> float:
+    return counted(name, transport="websocket")
+
+
+async def test_the_wait_for_an_answers_sound_is_counted_from_the_last_word(speech_gateway):
+    count, total_s = of_sockets("first_sound_seconds_count"), of_sockets("first_sound_seconds_sum")
+    async with listening(speech_gateway) as client:
+        await client.ask("session.update", "session.updated", session={"output_modalities": ["audio"]})
+        await send(client, 1.0, 8000)
+        await client.until("input_audio_buffer.speech_started")
+        assert of_sockets("users_speaking") == 1
+        await send(client, 0.6, 0)
+        await client.until("response.done")
+        assert of_sockets("users_speaking") == 0
+        assert of_sockets("first_sound_seconds_count") == count + 1
+        assert of_sockets("first_sound_seconds_sum") - total_s > 0.5  # the silence is a part of what the user waits for
+        await client.say("Hi")  # of what was written nobody knows the last word
+        await client.respond()
+        assert of_sockets("first_sound_seconds_count") == count + 1
+        await send(client, 0.5, 8000)
+        await client.until("input_audio_buffer.speech_started")
+        assert of_sockets("users_speaking") == 1
+    await speech_gateway.until(lambda: of_sockets("users_speaking") == 0)

@@ -2,10 +2,14 @@
 
 import base64
 
+from prometheus_client import REGISTRY
+
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import message
+from gateway.dialects.realtime.output import server_events
 from gateway.dialects.realtime.output.response_item import OutputCall, OutputMessage
 from gateway.dialects.realtime.output.server_events import ItemEvent, NewItem, ResponseEnd, ServerEvent, SoundDelta
+from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.settings.session import Session
 
 IN_RESPONSE = {"response_id": "resp_1", "output_index": 0}
@@ -63,6 +67,39 @@ def test_sound_counts_as_sent_when_its_event_is_applied():
     )
     assert output.item.sent_ms == 100
     assert output.playback.ends_at > 0
+
+
+class PlayedAt:
+    """A time that passes when the test says so."""
+
+    now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+def test_sound_that_is_sent_too_late_is_an_underrun_and_delays_what_follows(monkeypatch):
+    clock = PlayedAt()
+    monkeypatch.setattr(server_events, "time", clock)
+    output = OutputMessage("resp_1", 0, Session.new("m"), 24_000, SoundQuality("a-test"))
+    output.open()
+
+    def counted(name: str) -> float | None:
+        return REGISTRY.get_sample_value(f"quartet_gateway_{name}", {"transport": "a-test"})
+
+    def send(at_s: float) -> tuple[float | None, float | None, float]:
+        """100 ms of sound; underruns, their silence, and when all is played."""
+        clock.now_s = 100 + at_s
+        (sound,) = output.audio(b"\1\0" * 2400)
+        sound.apply(None)
+        silence_s = counted("underrun_seconds_total")
+        return counted("underruns_total"), silence_s and round(silence_s, 6), round(output.playback.ends_at - 100, 6)
+
+    assert send(0) == (0, 0, 0.1)
+    assert send(0.05) == (0, 0, 0.2)
+    assert send(0.25) == (1, 0.05, 0.35)
+    assert send(0.34) == (1, 0.05, 0.45)  # in time for a player that has paused
+    assert send(0.65) == (2, 0.25, 0.75)
 
 
 def test_items_that_the_prompt_left_out_are_forgotten_with_response_done():

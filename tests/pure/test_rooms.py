@@ -41,7 +41,10 @@ PLAN: dict[str, tuple[str, ...]] = {
     "services.registry": (),
     "services.sizes": ("services.registry",),
     # A family is written against the contracts of the engines that run it; engines know the registry only.
-    "services.families": (*STAGE, "services.thinker", "services.talker", "services.code2wav", "services.diffusion"),
+    "services.families": (
+        *STAGE,
+        *("services.thinker", "services.talker", "services.code2wav", "services.diffusion", "services.aligner"),
+    ),
     "services.thinker": STAGE,
     "services.talker": STAGE,
     "services.code2wav": STAGE,
@@ -50,6 +53,7 @@ PLAN: dict[str, tuple[str, ...]] = {
     # Its engine is vLLM's, too: what vLLM's processes need is the thinker's.
     "services.embedder": (*STAGE, "services.thinker"),
     "services.encoder": (*STAGE, "services.diffusion"),
+    "services.aligner": STAGE,
     "gateway.pipeline": GATEWAY,
     "gateway.media": GATEWAY,
     "gateway.page": (),
@@ -212,7 +216,7 @@ def loaded_with(module: str, root: Path) -> dict[str, set[str]]:
 
 
 def test_engines_know_no_grpc() -> None:
-    for stage in ("code2wav", "talker", "dit", "encoder", "embedder", "thinker"):
+    for stage in ("code2wav", "talker", "dit", "encoder", "embedder", "aligner", "thinker"):
         loaded = loaded_with(f"services.{stage}.engine", ROOT)
         assert {f"services.{stage}", "services.common.errors"} <= set(loaded)
         assert [name for name, others in loaded.items() if any(within(other, "grpc") for other in others)] == []

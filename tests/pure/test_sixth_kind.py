@@ -1,4 +1,4 @@
-"""A sixth kind of stage in the gateway: a row of `KINDS`, here an aligner that reads a thinker and a code2wav.
+"""A further kind of stage in the gateway: a row of `KINDS`, here a captioner that reads a thinker and a code2wav.
 
 Its start messages are made here: a real one would need fields that the protos of the stages do not have yet.
 """
@@ -43,7 +43,7 @@ def _message(name: str, **fields: tuple[int, bool]) -> type[Any]:
 
 
 _STRING, _SOURCE = descriptor_pb2.FieldDescriptorProto.TYPE_STRING, descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
-AlignStart = _message("AlignStart", request_id=(_STRING, False), sources=(_SOURCE, True))
+CaptionStart = _message("CaptionStart", request_id=(_STRING, False), sources=(_SOURCE, True))
 ReadStart = _message(
     "ReadStart",
     request_id=(_STRING, False),
@@ -54,12 +54,12 @@ ReadStart = _message(
 
 
 @dataclass(frozen=True)
-class AlignedWords:
+class CaptionWords:
     words: Words
 
 
 @dataclass
-class AlignResponse:
+class CaptionResponse:
     """`words`, or the summary."""
 
     words: Words = ()
@@ -69,12 +69,12 @@ class AlignResponse:
         return bool(getattr(self, name))
 
 
-class AlignerStage(config._Stage):
-    kind: Literal["aligner"]
+class CaptionerStage(config._Stage):
+    kind: Literal["captioner"]
     source: list[str]
 
 
-def link_aligner(start: Any, links: Links) -> None:
+def link_captioner(start: Any, links: Links) -> None:
     start.sources.extend(source.stream for source in links.sources)
 
 
@@ -85,13 +85,13 @@ def link_to_readers(start: Any, links: Links) -> None:
         start.source.CopyFrom(source.stream)
 
 
-ALIGNER = StageKind(
-    "aligner",
+CAPTIONER = StageKind(
+    "captioner",
     SimpleNamespace,
-    "Align",
+    "Caption",
     reads=("thinker", "code2wav"),
-    link=link_aligner,
-    event=lambda start, response: AlignedWords(response.words) if response.words else None,  # pyright: ignore
+    link=link_captioner,
+    event=lambda start, response: CaptionWords(response.words) if response.words else None,  # pyright: ignore
 )
 WIDER = {  # these kinds as they are, but for a start message that names several streams
     kind: replace(KINDS[kind], link=link_to_readers) for kind in ("thinker", "talker", "code2wav")
@@ -139,15 +139,15 @@ ANSWERS: Mapping[str, Sequence[Any]] = {
     ],
     "talker": [talker_pb2.SpeakResponse(summary=talker_pb2.SpeakSummary(frames=1))],
     "code2wav": [code2wav_pb2.DecodeResponse(summary=code2wav_pb2.DecodeSummary(frames=1))],
-    "aligner": [AlignResponse(words=["Hi"]), AlignResponse(summary="one word")],
+    "captioner": [CaptionResponse(words=["Hi"]), CaptionResponse(summary="one word")],
 }
-SOURCES = {"talker": ["thinker"], "code2wav": ["talker"], "aligner": ["thinker", "code2wav"]}
+SOURCES = {"talker": ["thinker"], "code2wav": ["talker"], "captioner": ["thinker", "code2wav"]}
 
 
 @pytest.fixture
 def stages(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The stages of an answer with an aligner, each with one scripted replica."""
-    monkeypatch.setitem(kinds.KINDS, "aligner", ALIGNER)
+    """The stages of an answer with a captioner, each with one scripted replica."""
+    monkeypatch.setitem(kinds.KINDS, "captioner", CAPTIONER)
     by_kind: dict[str, Any] = {}
     for kind, responses in ANSWERS.items():
         replica = ScriptedReplica(kind, responses)
@@ -166,25 +166,25 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 async def test_a_kind_with_two_sources_is_linked_called_and_read_by_its_row(monkeypatch, stages):
     for kind, row in WIDER.items():
         monkeypatch.setitem(kinds.KINDS, kind, row)
-    starts = {kind: ReadStart() for kind in WIDER} | {"aligner": AlignStart()}
+    starts = {kind: ReadStart() for kind in WIDER} | {"captioner": CaptionStart()}
     pipeline: Any = SimpleNamespace(answer=stages)
     events: list[Any] = [event async for _, event in run(pipeline, [Job("r", starts, conversation_id="c")], 60)]
 
-    assert [type(event) for event in events if not isinstance(event, AlignedWords)] == [
+    assert [type(event) for event in events if not isinstance(event, CaptionWords)] == [
         PromptRead,
         TextDelta,
         TextEnd,
         Finished,
     ]
-    assert AlignedWords(["Hi"]) in events
+    assert CaptionWords(["Hi"]) in events
     assert events[-1].summaries.keys() == ANSWERS.keys()
-    assert events[-1].summaries["aligner"] == "one word"
+    assert events[-1].summaries["captioner"] == "one word"
     sent = {stage.kind: stage.replicas["one"].starts[0] for stage in stages}
-    assert [source.address for source in sent["aligner"].sources] == ["thinker:1", "code2wav:1"]
-    to_talker, to_aligner = sent["thinker"].output_stream_ids
+    assert [source.address for source in sent["captioner"].sources] == ["thinker:1", "code2wav:1"]
+    to_talker, to_captioner = sent["thinker"].output_stream_ids
     assert to_talker == sent["talker"].source.stream_id
-    assert to_aligner == sent["aligner"].sources[0].stream_id
-    assert list(sent["code2wav"].output_stream_ids) == [sent["aligner"].sources[1].stream_id]
+    assert to_captioner == sent["captioner"].sources[0].stream_id
+    assert list(sent["code2wav"].output_stream_ids) == [sent["captioner"].sources[1].stream_id]
 
 
 def test_the_protos_of_today_do_not_let_a_second_stage_read(stages):
@@ -193,7 +193,7 @@ def test_the_protos_of_today_do_not_let_a_second_stage_read(stages):
         "thinker": thinker_pb2.GenerateStart(),
         "talker": talker_pb2.SpeakStart(),
         "code2wav": code2wav_pb2.DecodeRequest(),
-        "aligner": AlignStart(),
+        "captioner": CaptionStart(),
     }
     leases: Any = [SimpleNamespace(stage=stage, replica=stage.replicas["one"]) for stage in stages]
     with pytest.raises(NotImplementedError, match="a GenerateStart cannot name 0 sources and 2 readers"):
@@ -208,13 +208,13 @@ def test_a_pipeline_file_may_name_two_sources(stages):
         "a": config.ThinkerStage(kind="thinker", address=address),
         "b": config.TalkerStage(kind="talker", source="a", address=address),
         "c": config.Code2WavStage(kind="code2wav", source="b", address=address),
-        "d": AlignerStage(kind="aligner", source=["a", "c"], address=address),
+        "d": CaptionerStage(kind="captioner", source=["a", "c"], address=address),
     }
     pipeline = PipelineConfig.model_construct(stages=found)
     assert pipeline.chain("d") == ["a", "b", "c", "d"]
     assert config._edge_fault(pipeline, "d", "a") is None
     assert (
-        config._edge_fault(pipeline, "d", "b") == "an aligner reads from a thinker or a code2wav, but 'b' is a talker"
+        config._edge_fault(pipeline, "d", "b") == "a captioner reads from a thinker or a code2wav, but 'b' is a talker"
     )
     found["a"] = config.TalkerStage(kind="talker", source="d", address=address)
     assert config._edge_fault(pipeline, "d", "c") == "a cycle (d -> c -> b -> a -> d): a stage cannot read from itself"
@@ -227,7 +227,7 @@ async def test_a_stage_must_have_the_checkpoint_of_each_of_its_sources():
         found.info = server_info_pb2.GetServerInfoResponse(checkpoint_digest=digest)
         return found
 
-    same, other = replica("aligner", "x"), replica("aligner", "y")
+    same, other = replica("captioner", "x"), replica("captioner", "y")
     mark_incompatible([same, other], None, [replica("thinker", "x"), replica("code2wav", "x")])
     assert same.refusal is None
     assert "than stage thinker" in other.refusal

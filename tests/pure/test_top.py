@@ -79,6 +79,35 @@ def test_edges_say_what_they_go_by():
     assert "thinker to talker: inline 0.00 MiB/s, shared_memory 1.50 MiB/s" in text(watch)
 
 
+def test_sessions_say_what_their_users_hear():
+    registry, watch = CollectorRegistry(), Monitor(System("http://a", {"gateway": "http://a/metrics"}))
+    sessions, speaking = (
+        Gauge(f"quartet_gateway_{name}", "", labels, registry=registry)
+        for name, labels in (("realtime_sessions", []), ("users_speaking", ["transport"]))
+    )
+    heard = Histogram("quartet_gateway_first_sound_seconds", "", ["transport"], registry=registry, buckets=(0.5, 1, 2))
+    dry = Counter("quartet_gateway_underruns_total", "", ["transport"], registry=registry)
+    silent = Counter("quartet_gateway_underrun_seconds_total", "", ["transport"], registry=registry)
+
+    def shown() -> str:
+        watch._scrapes["gateway"].append(Scrape.parse(generate_latest(registry).decode()))
+        return text(watch)
+
+    assert "sessions" not in shown()  # nobody talks to this system
+    sessions.set(200)
+    assert "sessions: 200 open, 0 users speak" in shown()
+    speaking.labels("websocket").inc(29)
+    speaking.labels("webrtc").inc()
+    for transport, seconds in (("websocket", 0.75), ("websocket", 0.75), ("webrtc", 1.5)):
+        heard.labels(transport).observe(seconds)
+    dry.labels("websocket").inc(3)
+    silent.labels("websocket").inc(0.42)
+    told = shown()
+    assert "sessions: 200 open, 30 users speak" in told
+    assert "webrtc: first sound p50 1500 ms, p95 1950 ms; - underruns, - s" in told
+    assert "websocket: first sound p50 750 ms, p95 975 ms; 3 underruns, 0.4 s" in told
+
+
 @pytest.mark.parametrize("state", [None, "{", "[]", '{"url": "x"}', '{"url": null, "processes": {}}'])
 def test_a_directory_that_is_not_of_a_run_is_named(tmp_path: Path, state: str | None):
     if state is not None:

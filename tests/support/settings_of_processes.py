@@ -1,6 +1,7 @@
 """The settings of every process, by its name."""
 
 from gateway.settings import GatewaySettings
+from services.aligner.config import AlignerSettings
 from services.code2wav.config import Code2WavSettings
 from services.common.rpc.settings import Settings
 from services.dit.config import DitSettings
@@ -16,6 +17,7 @@ PROCESSES: dict[str, type[Settings]] = {
     "dit": DitSettings,
     "encoder": EncoderSettings,
     "embedder": EmbedderSettings,
+    "aligner": AlignerSettings,
     "gateway": GatewaySettings,
 }
 

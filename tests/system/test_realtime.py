@@ -303,3 +303,32 @@ def silent_reader(url: str, key: str) -> connect:
         open_timeout=120,
         compression=None,
     )
+
+
+async def test_a_gateway_that_stops_completes_answers_and_tells_all_sessions(stack: Stack, tmp_path: Path):
+    """The spoken answer that is under way is whole; a gateway that is killed leaves no word."""
+    (sound,) = spoken("Tell me about the sea.")
+    with gateway_of(stack, tmp_path, GREEDY, *SMALL) as gateway:
+        async with AsyncExitStack() as exits:
+            idle = [await exits.enter_async_context(conversation(gateway, stack.key)) for _ in range(4)]
+            speaking = await exits.enter_async_context(conversation(gateway, stack.key))
+            await send(speaking, sound, silence(1.0))
+            answer = await speaking.until("response.output_audio.delta")
+            gateway.process.terminate()
+            for client in [*idle, speaking]:
+                *events, last = await client.until("error")
+                assert last["error"]["code"] == "gateway_stopping"
+                await client.socket.wait_closed()
+                assert client.socket.close_code == CloseCode.SERVICE_RESTART
+            answer += events
+        assert answer[-1]["response"]["status"] in ("completed", "incomplete")
+        assert len(sound_of(answer)) > 0
+        assert await asyncio.to_thread(gateway.process.wait) == 0
+    with gateway_of(stack, tmp_path, GREEDY, *SMALL) as gateway:
+        async with conversation(gateway, stack.key) as client:
+            await send(client, sound, silence(1.0))
+            await client.until("response.output_audio.delta")
+            gateway.process.kill()
+            await client.socket.wait_closed()
+            assert client.socket.close_code == CloseCode.ABNORMAL_CLOSURE
+    await nothing_left(stack, [])

@@ -37,7 +37,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 NAMES = {"thinker": "ThinkerService", "talker": "TalkerService", "code2wav": "Code2WavService", "dit": "DitService",
-         "encoder": "EncoderService", "embedder": "EmbedderService"}
+         "encoder": "EncoderService", "embedder": "EmbedderService", "aligner": "AlignerService"}
 flags = argparse.ArgumentParser(allow_abbrev=False)
 flags.add_argument("--model")
 flags.add_argument("--port")
@@ -134,7 +134,8 @@ class Run:
 def stages(tmp_path: Path) -> Path:
     """A directory with stand-ins for the packages that `quartet up` starts."""
     scripts = {
-        f"services/{stage}": STAGE for stage in ("thinker", "talker", "code2wav", "dit", "encoder", "embedder")
+        f"services/{stage}": STAGE
+        for stage in ("thinker", "talker", "code2wav", "dit", "encoder", "embedder", "aligner")
     } | {"gateway": GATEWAY}
     for package, script in scripts.items():
         folder = tmp_path / "stand_ins" / package
@@ -288,6 +289,16 @@ def test_ears_and_a_voice_have_checkpoints_of_their_own(stages: Path) -> None:
             assert run.log(stage).startswith(f"{stage} tts")
 
 
+def test_an_aligner_is_added_to_any_pipeline(stages: Path) -> None:
+    others = ("--aligner-model", "times/model", "--aligner-arg=--max-words=9")
+    with started(stages, "omni/model", *others) as run:
+        assert set(run.state()) == {"thinker", "talker", "code2wav", "aligner", "gateway"}
+        assert run.log("aligner").startswith("aligner times")
+        assert "--max-words=9" in run.log("aligner")
+        assert f"--aligner {run.state()['aligner']['address']}" in run.log("gateway")
+        assert "--stage aligner" not in run.log("gateway")
+
+
 def test_an_encoder_and_its_dit_share_a_checkpoint(stages: Path) -> None:
     with started(
         stages, "glm/model", "--pipeline", str(SHIPPED / "glm-image.yaml"), "--encoder-arg=--max-queued-requests=2"
@@ -322,6 +333,8 @@ outputs: {image: gateway}
         ("asr-llm-tts.yaml", ["--talker-model=a/b"], "--asr-model: missing; .* has a thinker for outputs.transcript"),
         ("asr-llm-tts.yaml", ["--asr-model=a/b"], "--talker-model: missing; .* has a talker of another checkpoint"),
         ("dit.yaml", ["--dit-model=a/b"], "--dit-model: .* name its checkpoint by --model"),
+        ("dit.yaml", ["--aligner-model=a/b"], "--aligner-model: .* has no model that writes down speech"),
+        ("qwen3-omni.yaml", ["--aligner-arg=--max-words=3"], "--aligner-arg: .* has no stage of kind aligner"),
         ("dit.yaml", ["--talker-arg=--max-frames=3"], "--talker-arg: .* has no stage of kind talker"),
         ("no-such.yaml", [], "--pipeline: .*no-such.yaml:1: cannot be read"),
         (TWO_DITS, [], "a and b are both of kind dit"),
@@ -353,6 +366,8 @@ def test_what_does_not_fit_the_pipeline_is_refused_before_anything_starts(
         (["--model", "llama", "--talker-model", "llama"], r"--talker-model llama: this checkpoint has no talker.*"),
         (["--model", "llama", "--talker-model", "no"], r"--talker-model no: there is no such directory.*"),
         (["--model", "llama", "--asr-model", "llama"], r"--asr-model llama: .*reads texts alone; give a model that .*"),
+        (["--model", "a/b", "--aligner-model", "llama"], r"--aligner-model llama: this checkpoint has no aligner.*"),
+        (["--model", "times"], r"--model times: .*; name it by --aligner-model, beside a --model that .*"),
         (["--model", "a/b", "--api-keys-file", "none.yaml"], r"--api-keys-file: .*none.yaml:1: cannot be read.*"),
         (["--model", "a/b", "--host", "0.0.0.0"], r"gateway: .*without API keys.*"),
         (["--model", "a/b", "--tls-cert", "a", "--tls-key", "b", "--tls-ca", "c"], r"--tls-cert.*"),
@@ -367,6 +382,9 @@ def test_a_first_mistake_is_one_line_before_anything_starts(
     (tmp_path / "llama").mkdir()
     llama = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     (tmp_path / "llama" / "config.json").write_text(json.dumps(llama))
+    (tmp_path / "times").mkdir()
+    times = {"model_type": "qwen3_asr", "architectures": ["Qwen3ASRForTokenClassification"]}
+    (tmp_path / "times" / "config.json").write_text(json.dumps(times))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     refused = in_this_process("up", *flags)

@@ -7,6 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+@dataclass(frozen=True)
+class TimedWord:
+    """A word of a transcript, without the punctuation around it; when it is said, from the beginning of the audio."""
+
+    text: str
+    begin_s: float
+    end_s: float
+
+    def verbose(self) -> dict[str, Any]:
+        """OpenAI's form."""
+        return {"word": self.text, "start": round(self.begin_s, 3), "end": round(self.end_s, 3)}
+
+
 @dataclass
 class Segment:
     """The text between two pauses.
@@ -15,6 +28,7 @@ class Segment:
         begin_s, end_s: from the beginning of the audio.
         speech_probability: mean, as the detector says.
         logprobs: of the tokens, if requested.
+        words: with their times, if requested.
     """
 
     id: int
@@ -24,6 +38,7 @@ class Segment:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    words: list[TimedWord] = field(default_factory=list)
 
     def verbose(self, temperature: float) -> dict[str, Any]:
         """OpenAI's form, with Whisper's members."""

@@ -87,6 +87,15 @@ class TranslationRequest(BeamMembers, ignoring(TranscriptSampling, *harmless.TRA
     def text_language(self) -> str:
         return (self.to_language or "english").lower()
 
+    @property
+    def wants_words(self) -> bool:
+        return False
+
+    @property
+    def wants_segments(self) -> bool:
+        """In the verbose form."""
+        return True
+
     def check(self) -> None:
         """Raises ApiError: 400 naming a member that contradicts another."""
         self.check_beams(self.n or 1)
@@ -100,7 +109,9 @@ class TranscriptionRequest(TranslationRequest):
     """Audio to be transcribed."""
 
     task: ClassVar[str] = "transcribe"
-    timestamp_granularities: Listed[Literal["segment"]] | None = None
+    timestamp_granularities: Listed[Literal["segment", "word"]] | None = Field(
+        default=None, description="only with verbose_json; word needs an aligner"
+    )
     chunking_strategy: Annotated[VadConfig, BeforeValidator(_as_strategy)] = VadConfig(type="server_vad")
 
     @property
@@ -116,6 +127,14 @@ class TranscriptionRequest(TranslationRequest):
     @property
     def text_language(self) -> str:
         return (self.language or "unknown").lower()
+
+    @property
+    def wants_words(self) -> bool:
+        return "word" in (self.timestamp_granularities or ())
+
+    @property
+    def wants_segments(self) -> bool:
+        return not self.timestamp_granularities or "segment" in self.timestamp_granularities
 
     def check(self) -> None:
         if self.to_language is not None:

@@ -158,7 +158,9 @@ async def _whole(run: TranscriptionRun) -> Response:
         "language": run.request.text_language,
         "duration": round(run.sound.duration_s, 3),
         "text": text,
-        "segments": [segment.verbose(run.request.temperature) for segment in run.segments],
-        "usage": {"type": "duration", "seconds": round(run.sound.duration_s)},
     }
-    return Json(body)
+    if run.request.wants_words:
+        body["words"] = [word.verbose() for segment in run.segments for word in segment.words]
+    if run.request.wants_segments:
+        body["segments"] = [segment.verbose(run.request.temperature) for segment in run.segments]
+    return Json(body | {"usage": {"type": "duration", "seconds": round(run.sound.duration_s)}})

@@ -12,6 +12,7 @@ from gateway.access.client_secrets import AZURE_PATH, PATH
 from gateway.answers.gateway import Gateway
 from gateway.dialects.realtime import calls, events
 from gateway.dialects.realtime.events import RealtimeError
+from gateway.dialects.realtime.lifetime import Lifetime
 from gateway.dialects.realtime.output.outbox import Outbox, SlowReader
 from gateway.dialects.realtime.secrets import new_session, secret_of
 from gateway.dialects.realtime.session_handler import SessionHandler
@@ -66,51 +67,39 @@ def _session(gateway: Gateway, socket: WebSocket) -> Session:
 class _Connection:
     def __init__(self, gateway: Gateway, socket: WebSocket, session: Session) -> None:
         self._socket, self._outbox = socket, Outbox()
-        self._limit_s, self._heard_at = gateway.settings.realtime_session_s, time.monotonic()
         self._gateway, self._key, self._is_first = gateway, key_of(socket), True
         self._handler = SessionHandler(gateway, session, self._outbox, self._key, socket.state.log)
         self._dialect: SessionHandler | VllmDialect = self._handler
+        self._lifetime = Lifetime(socket, gateway.settings, lambda: self._dialect.is_busy)
 
     async def run(self) -> int:
         writing = asyncio.create_task(self._outbox.send(self._socket))
         reading = asyncio.create_task(self._read())
         try:
-            why = await self._until_over(writing, reading)
+            why = await self._lifetime.until_over(writing, reading)
             for task in (reading, writing):
                 if task.done():
                     task.result()
+            code = status.WS_1001_GOING_AWAY
+            if why is None:
+                code = status.WS_1012_SERVICE_RESTART
+                await cancel(reading)  # nothing new begins
+                why = await self._lifetime.finish(self._dialect.finish(), writing)
             self._outbox.put(self._dialect.error_event(why))
             self._outbox.finish()
             await writing
-            return status.WS_1001_GOING_AWAY
+            return code
         finally:
             await cancel(reading)
             await self._dialect.close()
             await cancel(writing)
-
-    async def _until_over(self, *tasks: asyncio.Task[None]) -> RealtimeError:
-        """Why the session is over, unless one of `tasks` has ended it."""
-        begun, idle_s = self._heard_at, self._gateway.settings.realtime_idle_s
-        while True:
-            now, ends = time.monotonic(), begun + self._limit_s
-            last = now if self._dialect.is_busy else self._heard_at
-            if now >= ends:
-                reason = f"the session has lasted the {self._limit_s:g} s that one may; connect again"
-                return RealtimeError("session_expired", reason)
-            if now >= last + idle_s:
-                reason = f"nothing came for {idle_s:g} s; connect again when there is something to say"
-                return RealtimeError("session_idle", reason)
-            left_s = min(ends, last + idle_s) - now
-            done, _ = await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if done:
-                return RealtimeError("session_expired", "the connection has ended")
 
     async def _read(self) -> None:
         """Handles the client's events. Never returns. Raises WebSocketDisconnect."""
         self._handler.send("session.created", session=self._handler.session.public())
         while True:
             text = await receive_text(self._socket)
-            self._heard_at = time.monotonic()
+            self._lifetime.hear()
             await self._outbox.room.wait()  # a client that does not read is not answered
             await self._handle(text)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
@@ -14,6 +14,7 @@ from gateway.settings import MIB
 from gateway.validation import OBJECT_FAULTS
 
 Result = TypeVar("Result")
+Event = TypeVar("Event", bound="ClientEvent")
 MAX_AUDIO_CHARACTERS = 15 * MIB  # base64 of one append, as at OpenAI
 MAX_EVENT_CHARACTERS = 16 * MIB
 _LONG_CHARACTERS = MIB // 4
@@ -21,7 +22,11 @@ _MAX_ID_CHARACTERS = 512
 _SHOWN_CHARACTERS = 64  # of a client's value in an error
 _TAGS = ("server_vad", "semantic_vad")  # of unions, which pydantic puts into the paths of errors
 # OpenAI's codes of pydantic's errors; others are invalid_type or invalid_value.
-_CODES = {"missing": "missing_required_parameter", "string_too_long": "string_above_max_length"}
+_CODES = {
+    "missing": "missing_required_parameter",
+    "string_too_long": "string_above_max_length",
+    "extra_forbidden": "unknown_parameter",
+}
 
 
 class RealtimeError(ApiError):
@@ -134,6 +139,13 @@ CLIENT_EVENT_TYPES = tuple(_EVENTS)
 
 def parse(text: str) -> ClientEvent:
     """Parses a message: some MiB take tens of milliseconds. Raises ApiError."""
+    event = read(text, CLIENT_EVENT_TYPES)
+    is_vllms = event["type"] == "session.update" and "model" in event and "session" not in event
+    return validated(ModelUpdate if is_vllms else _EVENTS[event["type"]], event)
+
+
+def read(text: str, known: Sequence[str]) -> dict[str, Any]:
+    """The members of an event, whose type is one of `known`. Raises ApiError."""
     if len(text) > MAX_EVENT_CHARACTERS:
         message = f"the event has {len(text)} characters; at most {MAX_EVENT_CHARACTERS} are taken: send it in pieces"
         raise RealtimeError("event_too_large", message)
@@ -144,20 +156,26 @@ def parse(text: str) -> ClientEvent:
         raise RealtimeError("invalid_json", f"the message is not JSON: {error}") from None
     if not isinstance(event, dict):
         raise RealtimeError("invalid_event", "an event must be a JSON object with a `type`")
-    event_id = event.get("event_id")
-    if not isinstance(event_id, str) or len(event_id) > _MAX_ID_CHARACTERS:
-        event_id = None
     if "type" not in event:
-        raise wrong("type", "is missing", "missing_required_parameter", event_id)
-    if event["type"] not in CLIENT_EVENT_TYPES:
+        raise wrong("type", "is missing", "missing_required_parameter", _id_of(event))
+    if event["type"] not in known:
         shown = repr(event["type"])[:_SHOWN_CHARACTERS]
-        reason = f"{shown} is not known; supported are {', '.join(CLIENT_EVENT_TYPES)}"
-        raise wrong("type", reason, event_id=event_id)
-    is_vllms = event["type"] == "session.update" and "model" in event and "session" not in event
+        reason = f"{shown} is not known; supported are {', '.join(known)}"
+        raise wrong("type", reason, event_id=_id_of(event))
+    return event
+
+
+def _id_of(event: dict[str, Any]) -> str | None:
+    event_id = event.get("event_id")
+    return event_id if isinstance(event_id, str) and len(event_id) <= _MAX_ID_CHARACTERS else None
+
+
+def validated(kind: type[Event], event: dict[str, Any]) -> Event:
+    """Raises RealtimeError: a member is wrong."""
     try:
-        return (ModelUpdate if is_vllms else _EVENTS[event["type"]]).model_validate(event)
+        return kind.model_validate(event)
     except ValidationError as error:
-        raise from_validation(error, event_id=event_id) from None
+        raise from_validation(error, event_id=_id_of(event)) from None
 
 
 def from_validation(error: ValidationError, within: str = "", event_id: str | None = None) -> RealtimeError:
@@ -172,6 +190,7 @@ def from_validation(error: ValidationError, within: str = "", event_id: str | No
     kind = first["type"]
     code = _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
     reason = "is missing" if kind == "missing" else first["msg"].removeprefix("Value error, ")
+    reason = "is not known; leave it out" if kind == "extra_forbidden" else reason
     reason = "must be an object" if kind in OBJECT_FAULTS else reason
     reason = reason[0].lower() + reason[1:]
     return RealtimeError(code, f"{param}: {reason}" if param else reason, param or None, event_id)

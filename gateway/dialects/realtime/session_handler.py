@@ -14,8 +14,10 @@ from gateway.dialects.realtime.events import ClientEvent, RealtimeError, in_thre
 from gateway.dialects.realtime.input.input_buffer import InputBuffer
 from gateway.dialects.realtime.input.transcriber import Transcriber
 from gateway.dialects.realtime.input.turn_listener import TurnListener
-from gateway.dialects.realtime.output.outbox import Outbox
+from gateway.dialects.realtime.output.outbox import EventSink
+from gateway.dialects.realtime.output.playback import Playback
 from gateway.dialects.realtime.output.responses import Request, Response, check_metadata
+from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.output.tools import check_tools
 from gateway.dialects.realtime.settings.session import Session
 from gateway.listening.detector import DetectorError
@@ -27,15 +29,33 @@ _MAX_SIDE_RESPONSES = 8  # out of band, at a time
 
 
 class SessionHandler:
-    """One session. `log` has the fields of the connection's log line."""
+    """One session.
+
+    Args:
+        log: fields of the connection's log line.
+        playback: of answers, where the server plays them; None: the client does.
+        transport: the label of its metrics.
+
+    Attributes:
+        quality: of its sound.
+    """
 
     error_event = staticmethod(events.error_event)
 
     def __init__(
-        self, gateway: Gateway, session: Session, outbox: Outbox, key: ApiKey | None, log: dict[str, Any]
+        self,
+        gateway: Gateway,
+        session: Session,
+        outbox: EventSink,
+        key: ApiKey | None,
+        log: dict[str, Any],
+        playback: Playback | None = None,
+        *,
+        transport: str = "websocket",
     ) -> None:
         self._gateway, self._outbox, self._key, self._log = gateway, outbox, key, log
-        self.session = session
+        self.playback = playback
+        self.session, self.quality = session, SoundQuality(transport)
         most, held, owner = gateway.settings.max_realtime_bytes, gateway.held_by_sessions, key and key.name
         self.conversation = Conversation(MAX_ITEMS, most, held, owner)
         self.buffer = InputBuffer(session.input_format)
@@ -69,6 +89,14 @@ class SessionHandler:
         """Whether it works for the client."""
         return bool(self._responses) or self._transcriber.is_busy
 
+    async def finish(self) -> None:
+        """Returns when the answers that the client knows of have ended, and what the user said is transcribed."""
+        if self._listener is not None:
+            await self._listener.discard_speculation()
+        if tasks := [response.task for response in self._responses.values()]:
+            await asyncio.wait(tasks)
+        await self._transcriber.finish()
+
     async def close(self) -> None:
         await asyncio.gather(self._transcriber.close(), *(response.drop() for response in self._responses.values()))
         # The session is in reference cycles, which Python may collect only hours later.
@@ -79,10 +107,24 @@ class SessionHandler:
     async def handle(self, event: ClientEvent) -> None:
         """Handles an event of the client. Raises ApiError: nothing was changed."""
         handler = self._handlers.get(type(event))
-        if self._listener is not None and not isinstance(event, _HARMLESS):
-            await self._listener.discard_speculation()
+        if not isinstance(event, _HARMLESS):
+            await self._discard_speculation()
         if handler is not None:  # the others are for WebRTC and SIP
             await handler(event)
+
+    async def _discard_speculation(self) -> None:
+        if self._listener is not None:
+            await self._listener.discard_speculation()
+
+    async def add_item(self, item: Item) -> None:
+        """Adds what the client does not know as an item. Raises RealtimeError: the conversation is full."""
+        await self._discard_speculation()
+        self.conversation.add(item)
+
+    async def change(self, session: Session) -> None:
+        """Changes the settings, which were checked."""
+        await self._discard_speculation()
+        self.session = session
 
     def send(self, kind: str, /, **members: Any) -> None:
         self._outbox.put(server_event(kind, **members))
@@ -99,8 +141,13 @@ class SessionHandler:
         self.send("session.updated", session=session.public())
 
     async def _append(self, event: events.AudioAppend) -> None:
-        data, begin_ms = event.audio, self.buffer.returned_ms
-        samples = await in_thread_if_long(len(data), lambda: self.buffer.add(decode_base64(data, "audio")))
+        data = event.audio
+        await self.hear(await in_thread_if_long(len(data), lambda: decode_base64(data, "audio")))
+
+    async def hear(self, data: bytes) -> None:
+        """Takes sound of the user's, in the session's format. Raises RealtimeError."""
+        begin_ms = self.buffer.returned_ms
+        samples = await in_thread_if_long(len(data), lambda: self.buffer.add(data))
         rules = self.session.turn_detection
         if rules is None:
             await self._reset_turn()
@@ -222,7 +269,7 @@ class SessionHandler:
         items = self.conversation.context() if items is None else items
         prompt = Prompt(session or self.session, items, self.conversation.id)
         conversation = None if out_of_band else self.conversation
-        request = Request(prompt, metadata, conversation, self._key, self._log)
+        request = Request(prompt, metadata, conversation, self._key, self._log, self.quality)
         response = Response(self._gateway, request, self._outbox, speculative)
         if not out_of_band:
             self._active = response
@@ -241,6 +288,8 @@ class SessionHandler:
         del self._responses[response.id]
         if self._active is response:
             self._active = None
+            if not response.is_speculative:
+                self.quality.answer_ended()
             if self._listener is not None and not response.is_speculative:
                 self._listener.idle_from(response.played_at)
 

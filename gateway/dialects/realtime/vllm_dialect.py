@@ -57,6 +57,12 @@ class VllmDialect:
                 reason = f"{event.type} is not known after a session.update without `session`"
                 raise events.wrong("type", reason, "unknown_event")
 
+    async def finish(self) -> None:
+        """Returns when the sound that the client has committed is transcribed."""
+        self._sound.end()
+        if self._work is not None:
+            await asyncio.wait([self._work])
+
     async def close(self) -> None:
         if self._work is not None:
             self._work.cancel()

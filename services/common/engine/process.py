@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NoReturn
 
 # of <malloc.h>
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4
+_LARGE_BYTES = 512 * 1024
 _NICENESS = 5
 # of <sys/prctl.h>
 _PR_SET_PDEATHSIG = 1
@@ -33,6 +34,16 @@ def keep_freed_memory() -> None:
     if mallopt := getattr(_LIBC, "mallopt", None):
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def free_large_memory() -> None:
+    """Has glibc give freed memory of 512 KiB and more back to the system, in the whole process.
+
+    By default it raises this bound to the size of what was freed, up to 32 MiB, and keeps all below: what a process
+    holds then grows with each crowd of sessions, whose detectors had 3 MB each.
+    """
+    if mallopt := getattr(_LIBC, "mallopt", None):
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def freeze_heap() -> None:

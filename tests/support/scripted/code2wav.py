@@ -1,4 +1,4 @@
-"""A code2wav of three frames of sound."""
+"""A code2wav of some frames of sound."""
 
 import numpy as np
 
@@ -10,18 +10,24 @@ SAMPLES_PER_FRAME = 1280
 PCM16 = np.arange(3 * SAMPLES_PER_FRAME, dtype="<i2").tobytes()
 
 
+def sound(frames: int) -> bytes:
+    """The first `frames` of what is made: PCM16."""
+    return np.arange(frames * SAMPLES_PER_FRAME).astype("<i2").tobytes()
+
+
 class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
     def __init__(self, script: Script) -> None:
         self.script = script
 
     async def Decode(self, request, context):
         outputs = []
-        for begin in range(0, len(PCM16), 2 * SAMPLES_PER_FRAME):
-            piece = PCM16[begin : begin + 2 * SAMPLES_PER_FRAME]
+        pcm16 = sound(self.script.frames)
+        for begin in range(0, len(pcm16), 2 * SAMPLES_PER_FRAME):
+            piece = pcm16[begin : begin + 2 * SAMPLES_PER_FRAME]
             samples = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT16, shape=[len(piece) // 2], inline=piece)
             outputs.append(code2wav_pb2.DecodeResponse(audio=code2wav_pb2.AudioChunk(samples=samples)))
         summary = code2wav_pb2.DecodeSummary(
-            frames=3, samples=len(PCM16) // 2, sample_rate_hz=SAMPLE_RATE_HZ, timings=TIMINGS
+            frames=self.script.frames, samples=len(pcm16) // 2, sample_rate_hz=SAMPLE_RATE_HZ, timings=TIMINGS
         )
         outputs.append(code2wav_pb2.DecodeResponse(summary=summary))
         async for output in self.script.play(request, outputs, context):

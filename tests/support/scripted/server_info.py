@@ -3,6 +3,7 @@
 import asyncio
 
 from quartet.v1 import server_info_pb2, server_info_pb2_grpc
+from tests.support.scripted.aligner import ALIGNS
 from tests.support.scripted.code2wav import SAMPLE_RATE_HZ, SAMPLES_PER_FRAME
 from tests.support.scripted.dit import PICTURES
 from tests.support.scripted.embedder import EMBEDDINGS, SCORES
@@ -34,6 +35,9 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         elif stage in ("embedder", "reranker"):
             self.info.stage, self.info.model = "embedder", f"scripted-{stage}"
             self.info.embedder.CopyFrom(EMBEDDINGS if stage == "embedder" else SCORES)
+        elif stage == "aligner":
+            self.info.model = "scripted-aligner"
+            self.info.aligner.CopyFrom(ALIGNS)
         elif stage == "encoder":
             self.info.encoder.pipeline = PICTURES.pipeline
         elif stage == "talker":

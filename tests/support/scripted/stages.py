@@ -9,6 +9,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from gateway.pipeline.kinds import KINDS
 from quartet.v1 import (
+    aligner_pb2_grpc,
     code2wav_pb2_grpc,
     dit_pb2_grpc,
     embedder_pb2_grpc,
@@ -18,6 +19,7 @@ from quartet.v1 import (
     thinker_pb2_grpc,
 )
 from services.common.rpc import channels
+from tests.support.scripted.aligner import Aligner
 from tests.support.scripted.code2wav import Code2Wav
 from tests.support.scripted.dit import Dit
 from tests.support.scripted.embedder import Embedder
@@ -60,6 +62,8 @@ class ScriptedStages:
             dit_pb2_grpc.add_DitServiceServicer_to_server(Dit(script), server)
         elif stage in ("embedder", RERANKER):
             embedder_pb2_grpc.add_EmbedderServiceServicer_to_server(Embedder(script), server)
+        elif stage == "aligner":
+            aligner_pb2_grpc.add_AlignerServiceServicer_to_server(Aligner(script), server)
         elif stage == "encoder":
             encoder_pb2_grpc.add_EncoderServiceServicer_to_server(Encoder(script), server)
         else:

@@ -88,6 +88,11 @@ class Transcriber:
     def remove(self, item_id: str) -> None:
         self._waiting = deque(each for each in self._waiting if each[0].id != item_id)
 
+    async def finish(self) -> None:
+        """Returns when no item waits."""
+        if self._working is not None:
+            await asyncio.wait([self._working])
+
     async def close(self) -> None:
         self._waiting.clear()
         if self._working is not None:

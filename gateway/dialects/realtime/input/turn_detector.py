@@ -12,7 +12,9 @@ PAUSE_MS = 160  # a shorter silence is within a word: a stop consonant's, for on
 _HYSTERESIS = 0.15  # below the threshold speech goes on, down to this much
 _LEAST_THRESHOLD = 0.05  # silence itself has a probability of a few hundredths
 _LONGEST_TURN_MS = 600_000  # noise may seem to be speech for ever, and the sound has to be kept
-_ONSET_STEPS = 2  # of speech from which a turn begins; a click has one
+ONSET_STEPS = 2  # of speech from which a turn begins; a click has one
+# While the server plays an answer, of which a turn's beginning cuts the rest: more than a cough, or "mhm".
+BARGE_IN_ONSET_STEPS = 8
 
 _SEMANTIC_THRESHOLD, _SEMANTIC_PADDING_MS = 0.5, 300
 # The usual and the longest silence that ends a turn, by eagerness.
@@ -70,6 +72,7 @@ class TurnDetector:
     Attributes:
         rules: may change at any time.
         speaking: whether a turn goes on.
+        onset_steps: of speech from which a turn begins.
         completeness: a turn model's probability that the turn ends in the current pause; None: there is none.
         idle_from_ms: end of playback, from which the idle timeout counts; None: it does not count.
     """
@@ -77,6 +80,7 @@ class TurnDetector:
     def __init__(self, rules: ServerVad | SemanticVad, begin_ms: float = 0.0) -> None:
         self.rules = rules
         self.idle_from_ms: float | None = None
+        self.onset_steps = ONSET_STEPS
         self.clear(begin_ms)
 
     @property
@@ -123,7 +127,7 @@ class TurnDetector:
             self._onset_steps += 1
         elif probability < self._least:
             self._onset_ms, self._onset_steps = None, 0
-        if self._onset_ms is None or self._onset_steps < _ONSET_STEPS:
+        if self._onset_ms is None or self._onset_steps < self.onset_steps:
             return self._idle(end_ms)
         start_ms = max(self._onset_ms - self.padding_ms, self._free_ms)
         self.speaking, self._begun_ms, self.idle_from_ms = True, end_ms, None

@@ -12,6 +12,7 @@ from gateway.answers.gateway import Gateway
 from gateway.dialects.realtime.conversation.items import Item, spoken
 from gateway.dialects.realtime.events import RealtimeError, new_id
 from gateway.dialects.realtime.input import turn_detector
+from gateway.dialects.realtime.input.sound_clock import SoundClock
 from gateway.dialects.realtime.output.responses import Response
 from gateway.dialects.realtime.settings.session_config import SemanticVad, ServerVad
 from gateway.listening.detector import STEP_MS, SessionDetector
@@ -30,6 +31,7 @@ class TurnListener:
         self._session, self._gateway, self._detector = session, gateway, detector
         self._turns = turn_detector.TurnDetector(rules, detector.heard_ms)
         self._heard_ms = detector.heard_ms
+        self._clock = SoundClock()
         self._start_ms, self._id, self._speculations = 0, "", 0
         self._item: Item | None = None
         self._speculative: Response | None = None
@@ -37,16 +39,20 @@ class TurnListener:
     async def listen(self, samples: np.ndarray, rules: ServerVad | SemanticVad) -> None:
         """Processes all of (n,) int16 samples at 16 kHz. Raises RealtimeError: a turn could not be committed."""
         self._turns.rules = rules
+        self._clock.came(self._session.buffer.returned_ms)
         refusal: RealtimeError | None = None
         for probability in await self._detector.add(samples):
             self._heard_ms += STEP_MS
+            self._turns.onset_steps = self._onset_steps
             for event in self._turns.add(probability, self._heard_ms):
                 try:
                     await self._handle(event)
                 except RealtimeError as error:
                     refusal = refusal or error
+        self._session.quality.user_speaks(self._turns.speaking)
         if not self._turns.speaking:
             self._session.buffer.drop_before(self._heard_ms - self._turns.padding_ms - _MORE_KEPT_MS)
+        self._clock.ready()
         if refusal is not None:
             raise refusal
 
@@ -59,11 +65,13 @@ class TurnListener:
 
     def close(self) -> None:
         self._detector.close()
+        self._session.quality.user_speaks(False)
 
     async def reset_turn(self) -> None:
         """Drops the current turn: the client has committed or cleared its sound."""
         await self._discard_item()
         self._turns.clear(self._heard_ms)
+        self._session.quality.user_speaks(False)
 
     def idle_from(self, played_at: float | None) -> None:
         """Counts the idle timeout from the end of playback, in `time.monotonic()`, or from now; None: stops."""
@@ -75,10 +83,8 @@ class TurnListener:
             case turn_detector.SpeechStart(start_ms):
                 self._start_ms, self._id, self._speculations = start_ms, new_id("item"), 0
                 self._session.send("input_audio_buffer.speech_started", audio_start_ms=start_ms, item_id=self._id)
-                active = self._session.active
-                if active is not None and self._turns.rules.interrupt_response:
-                    metrics.BARGE_INS.inc()
-                    await active.cancel("turn_detected")
+                if self._turns.rules.interrupt_response:
+                    await self._interrupt()
             case turn_detector.Pause(end_ms):
                 self._item = self._cut(end_ms)
                 self._speculate(self._item)
@@ -89,6 +95,7 @@ class TurnListener:
                 await self._discard_item()
             case turn_detector.SpeechEnd(end_ms, cut_ms):
                 self.idle_from(None)  # an answer that was interrupted is over
+                self._session.quality.turn_ended(self._clock.at(cut_ms - turn_detector.PAUSE_MS))
                 self._session.send("input_audio_buffer.speech_stopped", audio_end_ms=end_ms, item_id=self._id)
                 await self._commit(self._item or self._cut(cut_ms), cut_ms)
             case turn_detector.IdleTimeout(start_ms, end_ms) if self._session.active is None:
@@ -96,6 +103,25 @@ class TurnListener:
                 times = {"audio_start_ms": start_ms, "audio_end_ms": end_ms}
                 self._session.send("input_audio_buffer.timeout_triggered", **times, item_id=self._id)
                 await self._commit(self._cut(end_ms), end_ms)
+
+    @property
+    def _is_played(self) -> bool:
+        """Whether the server plays an answer."""
+        return self._session.playback is not None and self._session.playback.is_playing
+
+    @property
+    def _onset_steps(self) -> int:
+        return turn_detector.BARGE_IN_ONSET_STEPS if self._is_played else turn_detector.ONSET_STEPS
+
+    async def _interrupt(self) -> None:
+        """Ends the answer that is made, or played."""
+        active, is_played = self._session.active, self._is_played
+        if active is not None or is_played:
+            metrics.BARGE_INS.inc()
+        if self._session.playback is not None and is_played:
+            self._session.playback.cut()
+        if active is not None:
+            await active.cancel("turn_detected")
 
     def _speculate(self, item: Item) -> None:
         if (

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.websockets import WebSocket
 
@@ -19,6 +19,14 @@ SEND_S = 30.0  # a client that reads nothing for so long is gone
 
 class SlowReader(Exception):
     """The client does not read what it is sent."""
+
+
+class EventSink(Protocol):
+    """Takes a session's events. Producers of many wait for `room` before each."""
+
+    room: asyncio.Event
+
+    def put(self, event: dict[str, Any], /) -> None: ...
 
 
 class Outbox:
@@ -72,7 +80,7 @@ class Outbox:
 class EventGate:
     """Between one response and the outbox. For a speculative response it is not `open` until `release`."""
 
-    def __init__(self, outbox: Outbox, conversation: Conversation | None, speculative: bool) -> None:
+    def __init__(self, outbox: EventSink, conversation: Conversation | None, speculative: bool) -> None:
         self._outbox, self._conversation = outbox, conversation
         self._pending = deque[ServerEvent]()
         self.open = asyncio.Event()

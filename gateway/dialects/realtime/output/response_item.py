@@ -7,6 +7,7 @@ from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item, message, new_item
 from gateway.dialects.realtime.conversation.truncation import truncate
 from gateway.dialects.realtime.output.server_events import ItemEvent, NewItem, PlaybackClock, ServerEvent, SoundDelta
+from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.settings.session import Session
 
 
@@ -48,13 +49,25 @@ class ResponseItem:
 
 
 class OutputMessage(ResponseItem):
-    """The assistant's message, which has one part. `rate_hz`: of the model's sound; None: the message is text."""
+    """The assistant's message, which has one part.
 
-    def __init__(self, response_id: str, index: int, session: Session, rate_hz: int | None) -> None:
+    Args:
+        rate_hz: of the model's sound; None: the message is text.
+        quality: is told how its sound is sent.
+    """
+
+    def __init__(
+        self,
+        response_id: str,
+        index: int,
+        session: Session,
+        rate_hz: int | None,
+        quality: SoundQuality | None = None,
+    ) -> None:
         super().__init__(response_id, index, message("assistant", [], "in_progress"))
         output = session.response_config.audio.output
         self._audio = None if rate_hz is None else OutputAudioStream(output.format.type, rate_hz, output.speed)
-        self.playback = PlaybackClock(self.item, output.format.type)
+        self.playback = PlaybackClock(self.item, output.format.type, quality)
         self._text = ""
 
     def open(self) -> list[ServerEvent]:

@@ -7,6 +7,7 @@ from gateway.dialects.realtime.conversation.items import Item, SampledAnswer
 from gateway.dialects.realtime.events import new_id
 from gateway.dialects.realtime.output.outbox import EventGate
 from gateway.dialects.realtime.output.response_item import OutputCall, OutputMessage, ResponseItem
+from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.output.tools import ToolOutput
 from gateway.dialects.realtime.settings.session import Session
 from gateway.pipeline.events import AudioDelta, Event, TextDelta, TextEnd
@@ -14,11 +15,18 @@ from quartet.v1 import thinker_pb2
 
 
 class ResponseOutput:
-    """The `output` of one response; without a conversation it is out of band."""
+    """The `output` of one response; without a conversation it is out of band. `quality`: of the session's sound."""
 
-    def __init__(self, response_id: str, session: Session, conversation: Conversation | None, gate: EventGate) -> None:
+    def __init__(
+        self,
+        response_id: str,
+        session: Session,
+        conversation: Conversation | None,
+        gate: EventGate,
+        quality: SoundQuality | None = None,
+    ) -> None:
         self._response_id, self._session, self._conversation = response_id, session, conversation
-        self._gate = gate
+        self._gate, self._quality = gate, quality
         self._all: list[ResponseItem] = []
         self._message: OutputMessage | None = None
         self._calls: dict[int, OutputCall] = {}
@@ -78,7 +86,7 @@ class ResponseOutput:
 
     def _opened_message(self, rate_hz: int | None) -> OutputMessage:
         if self._message is None:
-            self._message = OutputMessage(self._response_id, len(self._all), self._session, rate_hz)
+            self._message = OutputMessage(self._response_id, len(self._all), self._session, rate_hz, self._quality)
             self.open_item(self._message)
         return self._message
 

@@ -23,10 +23,11 @@ from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.conversation.prompt import Prompt
 from gateway.dialects.realtime.events import new_id, wrong
-from gateway.dialects.realtime.output.outbox import EventGate, Outbox
+from gateway.dialects.realtime.output.outbox import EventGate, EventSink
 from gateway.dialects.realtime.output.prompt_dialog import PromptDialog
 from gateway.dialects.realtime.output.response_output import ResponseOutput
 from gateway.dialects.realtime.output.server_events import ResponseEnd, ServerEvent
+from gateway.dialects.realtime.output.sound_quality import SoundQuality
 from gateway.dialects.realtime.output.tools import ToolOutput, hosted_tools
 from gateway.errors import ApiError, gateway_fault, in_own_terms
 from gateway.http.answer_span import with_firsts
@@ -49,6 +50,7 @@ class Request:
         conversation: that the answer is added to; None: to none.
         key: whose request it is; None where there are no keys.
         log: fields of the connection's log line.
+        quality: of the session's sound.
     """
 
     prompt: Prompt
@@ -56,6 +58,7 @@ class Request:
     conversation: Conversation | None = None
     key: ApiKey | None = None
     log: dict[str, Any] = field(default_factory=dict)
+    quality: SoundQuality | None = None
 
 
 class Response:
@@ -69,13 +72,15 @@ class Response:
         task: ends after response.done or `drop`.
     """
 
-    def __init__(self, gateway: Gateway, request: Request, outbox: Outbox, speculative: bool = False) -> None:
+    def __init__(self, gateway: Gateway, request: Request, outbox: EventSink, speculative: bool = False) -> None:
         self.id, self.status = new_id("resp"), "in_progress"
         self._gateway, self._request = gateway, request
         self._details: dict[str, Any] | None = None
         self._answer = Answer(0, self.id, 0)
         self._gate = EventGate(outbox, request.conversation, speculative)
-        self._outputs = ResponseOutput(self.id, request.prompt.session, request.conversation, self._gate)
+        self._outputs = ResponseOutput(
+            self.id, request.prompt.session, request.conversation, self._gate, request.quality
+        )
         tools = {tool.name: tool for _, tool in hosted_tools(request.prompt.session)}
         self._dialog = PromptDialog(gateway, request.prompt, tools.values(), self._outputs, request.key)
         self._meter = Meter(self.id, gateway.settings.request_timeout_s, key=request.key)

@@ -12,6 +12,7 @@ from gateway.dialects.realtime.audio import rate_hz_of
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.conversation.items import Item
 from gateway.dialects.realtime.events import RealtimeError, server_event
+from gateway.dialects.realtime.output.sound_quality import SoundQuality
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,28 @@ class NewItem(ItemEvent):
 
 
 class PlaybackClock:
-    """Counts the sound of an item that was sent, also in its `sent_ms`."""
+    """Counts the sound of an item that was sent, also in its `sent_ms`. Says how it sounds to `quality`."""
 
-    def __init__(self, item: Item, audio_format: str) -> None:
-        self._item, self._sent_bytes, self._first_sent = item, 0, 0.0
+    def __init__(self, item: Item, audio_format: str, quality: SoundQuality | None = None) -> None:
+        self._item, self._quality, self._sent_bytes = item, quality, 0
+        self._began_at = 0.0  # as if the sound had been played without the silences within it
         self._bytes_per_s = rate_hz_of(audio_format) * (2 if audio_format == "audio/pcm" else 1)
 
     @property
     def ends_at(self) -> float:
         """`time.monotonic()` when a client that plays at once has played all; 0 before the first sound."""
-        return self._first_sent and self._first_sent + self._sent_bytes / self._bytes_per_s
+        return self._began_at and self._began_at + self._sent_bytes / self._bytes_per_s
 
     def add(self, size: int) -> None:
+        now = time.monotonic()
+        is_first, late_s = not self._began_at, now - self.ends_at
+        if is_first or late_s > 0:
+            self._began_at += late_s
+        if self._quality is not None and is_first:
+            self._quality.sounded()
+        elif self._quality is not None and late_s > 0:
+            self._quality.ran_dry(late_s)
         self._sent_bytes += size
-        self._first_sent = self._first_sent or time.monotonic()
         if not self._item.is_cut:
             self._item.sent_ms = -(-self._sent_bytes * 1000 // self._bytes_per_s)  # clients may round up, too
 

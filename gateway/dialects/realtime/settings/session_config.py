@@ -28,7 +28,7 @@ _SECRET_MEMBERS = ("authorization", "headers")  # of remote tools; the holder of
 FormatType: TypeAlias = Literal["audio/pcm", "audio/pcmu", "audio/pcma"]
 
 
-class _Part(BaseModel):
+class ConfigPart(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True, allow_inf_nan=False)
 
 
@@ -40,7 +40,7 @@ def _whole(value: Any) -> Any:
 _Whole = Annotated[int, BeforeValidator(_whole)]
 
 
-class AudioFormat(_Part):
+class AudioFormat(ConfigPart):
     """PCM: 16 bits, little-endian, mono, 24 kHz. G.711: 8 kHz."""
 
     type: FormatType = "audio/pcm"
@@ -55,7 +55,7 @@ class AudioFormat(_Part):
         return {"type": "audio/pcm", **value, "rate": PCM_RATE_HZ}
 
 
-class ServerVad(_Part):
+class ServerVad(ConfigPart):
     """A turn ends with `silence_duration_ms` of silence."""
 
     type: Literal["server_vad"] = "server_vad"
@@ -67,7 +67,7 @@ class ServerVad(_Part):
     idle_timeout_ms: _Whole | None = Field(default=None, ge=_MIN_IDLE_MS, le=_MAX_IDLE_MS)
 
 
-class SemanticVad(_Part):
+class SemanticVad(ConfigPart):
     """A turn ends when the user seems to have finished."""
 
     type: Literal["semantic_vad"]
@@ -76,7 +76,7 @@ class SemanticVad(_Part):
     interrupt_response: bool = True
 
 
-class TranscriptionSettings(_Part):
+class TranscriptionSettings(ConfigPart):
     """The model is always this server's."""
 
     model: str | None = None
@@ -97,34 +97,34 @@ class TranscriptionSettings(_Part):
         return self.language or (self.languages[0] if self.languages and len(self.languages) == 1 else None)
 
 
-class AudioInput(_Part):
+class AudioInput(ConfigPart):
     format: AudioFormat = AudioFormat.model_validate({})
     transcription: TranscriptionSettings | None = None
     noise_reduction: Any = None
     turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = ServerVad()
 
 
-def _voice_id(value: Any) -> Any:
+def voice_id(value: Any) -> Any:
     """Accepts {"id": ...}. Clients parse the echo as a text."""
     return value.get("id") if isinstance(value, dict) else value
 
 
-class AudioOutput(_Part):
+class AudioOutput(ConfigPart):
     format: AudioFormat = AudioFormat.model_validate({})
-    voice: Annotated[str, BeforeValidator(_voice_id), Field(min_length=1, max_length=256)] | None = None
+    voice: Annotated[str, BeforeValidator(voice_id), Field(min_length=1, max_length=256)] | None = None
     speed: float = Field(default=1.0, ge=0.25, le=1.5)
 
 
-class RealtimeAudio(_Part):
+class RealtimeAudio(ConfigPart):
     input: AudioInput = Field(default_factory=AudioInput)
     output: AudioOutput = Field(default_factory=AudioOutput)
 
 
-class TranscriptionAudio(_Part):
+class TranscriptionAudio(ConfigPart):
     input: AudioInput = AudioInput(transcription=TranscriptionSettings())
 
 
-class SessionTool(_Part):
+class SessionTool(ConfigPart):
     """A function, or a tool of another kind, which is kept and not used."""
 
     type: str = "function"
@@ -178,7 +178,7 @@ def _truncation(value: Any) -> Any:
     raise ValueError('must be "auto", "disabled" or {"type": "retention_ratio", "retention_ratio": 0 to 1}')
 
 
-class RealtimeConfig(_Part):
+class RealtimeConfig(ConfigPart):
     type: Literal["realtime"] = "realtime"
     output_modalities: Annotated[Listed[str], AfterValidator(_modalities)] = ["audio"]
     instructions: str = ""
@@ -199,7 +199,7 @@ class RealtimeConfig(_Part):
         return self
 
 
-class TranscriptionConfig(_Part):
+class TranscriptionConfig(ConfigPart):
     type: Literal["transcription"]
     audio: TranscriptionAudio = Field(default_factory=TranscriptionAudio)
     include: Listed[str] | None = None

@@ -1,0 +1,103 @@
+"""Clients of spoken sessions, one for each transport: what a crowd of users needs of them."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from benchmarks.conversations.microphone import Caller, Came, call
+from benchmarks.conversations.utterances import RATE_HZ, silence
+
+Quiet = Literal["nothing", "zeros", "noise"]  # what a session sends while its user says nothing
+_BYTES_PER_S = 2 * RATE_HZ
+_NOISE_SEED = 7
+
+
+@dataclass(frozen=True)
+class Heard:
+    """An answer, not parsed yet.
+
+    Attributes:
+        deltas: events with its sound.
+        member: of these that has the base64.
+        end: the event at its end.
+    """
+
+    deltas: Sequence[Came]
+    member: str
+    end: Came
+
+    def pieces(self) -> list[tuple[float, float]]:
+        """(`time.perf_counter` when it came, seconds that it plays) of each piece of sound."""
+        return [(each.at_s, len(each.members[self.member]) * 3 / 4 / _BYTES_PER_S) for each in self.deltas]
+
+    @property
+    def plays_s(self) -> float:
+        """How long it is, about."""
+        return sum(len(each.text) * 3 / 4 / _BYTES_PER_S for each in self.deltas)
+
+
+class UserSession(Protocol):
+    """One user's session, which sends sound in real time."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def say(self, samples: np.ndarray) -> float:
+        """Speaks (n,) int16 at RATE_HZ after all earlier sound. Returns the first sample's `time.perf_counter`."""
+        ...
+
+    async def answer(self) -> Heard:
+        """The answer to what was said. Raises Lost."""
+        ...
+
+
+# Opens a session of a gateway, by its URL, and what it sends while its user says nothing. Raises Lost.
+Transport = Callable[[str, float, Quiet], AbstractAsyncContextManager[UserSession]]
+
+
+class SocketSession:
+    """One of `/v1/realtime`."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller, self._seen = caller, 0
+
+    @property
+    def is_lost(self) -> bool:
+        return bool(self._caller.events) and self._caller.events[-1].kind == "closed"
+
+    def say(self, samples: np.ndarray) -> float:
+        self._seen = len(self._caller.events)
+        return self._caller.say(samples)
+
+    async def answer(self) -> Heard:
+        end = await self._caller.until("response.done", "error", since=self._seen)
+        events = self._caller.events[self._seen :]
+        deltas = [each for each in events if each.kind == "response.output_audio.delta" and each.at_s <= end.at_s]
+        return Heard(deltas, "delta", end)
+
+
+@asynccontextmanager
+async def websocket(url: str, append_s: float, quiet: Quiet) -> AsyncIterator[UserSession]:
+    """A session of `/v1/realtime`."""
+    background = silence(append_s, _NOISE_SEED) if quiet == "noise" else None
+    async with call(url, append_s, records=quiet != "nothing", background=background) as caller:
+        yield SocketSession(caller)
+
+
+TRANSPORTS: dict[str, Transport] = {"websocket": websocket}
+
+
+def problem_of(heard: Heard) -> str | None:
+    """Why an answer is none; None: it is one."""
+    told = json.loads(heard.end.text)
+    if heard.end.kind == "error":
+        return f"{told['error']['code']}: {told['error']['message']}"
+    if (done := told.get("response")) is not None and done["status"] not in ("completed", "incomplete"):
+        return f"{done['status']}: {done['status_details']}"
+    return None if heard.deltas else "an answer without sound"
