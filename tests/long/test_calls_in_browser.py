@@ -63,7 +63,7 @@ def long_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of which something is left to interrupt."""
     times = np.arange(round(ANSWER_S * code2wav.SAMPLE_RATE_HZ)) / code2wav.SAMPLE_RATE_HZ
     tone = (8000 * np.sin(2 * np.pi * 300 * times)).astype("<i2")
-    monkeypatch.setattr(code2wav, "PCM16", tone.tobytes())
+    monkeypatch.setattr(code2wav, "sound", lambda frames: tone.tobytes())
 
 
 async def _talk(server: CallServer, pages: str) -> dict[str, Any]:

@@ -48,12 +48,12 @@ def _tone(seconds: float) -> bytes:
 @pytest.fixture(autouse=True)
 def answers(monkeypatch):
     """Answers that Opus keeps: the usual ones are of frequencies that nobody hears."""
-    monkeypatch.setattr(code2wav, "PCM16", _tone(0.6))
+    monkeypatch.setattr(code2wav, "sound", lambda frames: _tone(0.6))
 
 
 @pytest.fixture
 def long_answers(answers, monkeypatch):
-    monkeypatch.setattr(code2wav, "PCM16", _tone(5))
+    monkeypatch.setattr(code2wav, "sound", lambda frames: _tone(5))
 
 
 async def ask(caller: Caller) -> None:

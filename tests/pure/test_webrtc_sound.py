@@ -62,7 +62,7 @@ def test_the_wait_fits_the_network():
 def _speech(frames: int) -> list[bytes]:
     """Packets of a voice-like sound."""
     encoder, times = OpusEncoder(repaired=False), np.arange(frames * FRAME_SAMPLES) / 24_000
-    sound = (6000 * sum(np.sin(2 * np.pi * 150 * k * times) / k for k in range(1, 6))).astype("<i2").tobytes()
+    sound = (6000 * np.sum([np.sin(2 * np.pi * 150 * k * times) / k for k in range(1, 6)], axis=0)).astype("<i2").tobytes()
     size = 2 * FRAME_SAMPLES
     return [encoder.encode(sound[at : at + size]) for at in range(0, len(sound), size)]
 
