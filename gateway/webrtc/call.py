@@ -15,10 +15,10 @@ from websockets.exceptions import ConnectionClosed
 from gateway.dialects.realtime.events import error_event, new_id
 from gateway.errors import ApiError
 from gateway.tasks import cancel
-from gateway.webrtc.peer import Peer, PeerGone, PeerUnreached
-from gateway.webrtc.playback import Playback
+from gateway.webrtc.call_speech import CallSpeech
+from gateway.webrtc.peer import PeerGone, PeerUnreached, RtcPeer
 from gateway.webrtc.port import UdpPort
-from gateway.webrtc.sdp import MAX_MESSAGE_BYTES, Offer
+from gateway.webrtc.sdp import MAX_MESSAGE_BYTES, SdpOffer
 from gateway.webrtc.session_socket import Event, with_pcm
 
 _MAX_WAITING = 2000  # texts for the gateway, or for a client whose channel is not open: half a minute of sound
@@ -29,7 +29,7 @@ Controller = Callable[[str], None]
 """Takes the text of an event. Must not wait."""
 
 
-class Call:
+class RtcCall:
     """`answer` is for the client. Ends with its session, its connection, or by `hang_up`.
 
     Attributes:
@@ -39,13 +39,13 @@ class Call:
     """
 
     def __init__(
-        self, id: str, owner: str, port: UdpPort, offer: Offer, socket: ClientConnection, created: Event
+        self, id: str, owner: str, port: UdpPort, offer: SdpOffer, socket: ClientConnection, created: Event
     ) -> None:
         self.id, self.owner, self.outcome = id, owner, "failed"
         self._socket, self._created = socket, created
-        self._peer = Peer(port, offer, self._hear, self._ask_for, self._open)
+        self._peer = RtcPeer(port, offer, self._hear, self._ask_for, self._open)
         self.answer = self._peer.answer
-        self._playback = Playback(self._peer.play, self._tell, self._ask)
+        self._playback = CallSpeech(self._peer.play, self._tell, self._ask)
         self._to_gateway = asyncio.Queue[str](_MAX_WAITING)
         self._is_open, self._before_open = False, list[str]()
         self._controllers = set[Controller]()

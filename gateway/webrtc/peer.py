@@ -23,7 +23,7 @@ from gateway.webrtc.ice import IceLite
 from gateway.webrtc.opus import OPUS_RATE_HZ
 from gateway.webrtc.port import UdpPort
 from gateway.webrtc.rtp import AudioReceiver, AudioSender
-from gateway.webrtc.sdp import Answerer, Offer
+from gateway.webrtc.sdp import Answerer, SdpOffer
 
 # aiortc does not look for the path's limit, and its 1200 bytes with the headers of all layers do not fit into the 1280
 # that each link of IPv6 carries, which many tunnels do not exceed.
@@ -49,7 +49,7 @@ def _certificate(day: int) -> RTCCertificate:
     return RTCCertificate.generateCertificate()
 
 
-class Peer:
+class RtcPeer:
     """A connection that is answered, and begins when the client has the answer.
 
     Args:
@@ -61,7 +61,7 @@ class Peer:
     def __init__(
         self,
         port: UdpPort,
-        offer: Offer,
+        offer: SdpOffer,
         heard: Callable[[bytes], None],
         told: Callable[[str | bytes], None],
         opened: Callable[[], None],

@@ -88,7 +88,7 @@ class AudioSender:
         transport: encrypts and sends.
         ssrc: of the stream.
         payload_type: of Opus.
-        repairs: as in Offer.
+        repairs: as in SdpOffer.
     """
 
     def __init__(self, transport: RTCDtlsTransport, ssrc: int, payload_type: int, repairs: bool) -> None:

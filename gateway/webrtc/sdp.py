@@ -28,7 +28,7 @@ _SETUP = {"active": "passive", "passive": "active", "actpass": "active"}
 
 
 @dataclass(frozen=True)
-class Offer:
+class SdpOffer:
     """What a client offers.
 
     Attributes:
@@ -70,7 +70,7 @@ def _refusal(reason: str) -> ApiError:
     return invalid("sdp", reason, "invalid_offer")
 
 
-def read_offer(text: str) -> Offer:
+def read_offer(text: str) -> SdpOffer:
     """Raises ApiError: 400, no offer of a call with sound."""
     if len(text) > MAX_OFFER_BYTES:
         raise _refusal(f"has more than {MAX_OFFER_BYTES} characters")
@@ -83,7 +83,7 @@ def read_offer(text: str) -> Offer:
     return _offer(description)
 
 
-def _offer(description: SessionDescription) -> Offer:
+def _offer(description: SessionDescription) -> SdpOffer:
     media = description.media
     if len(media) > _MAX_SECTIONS:
         raise _refusal(f"has more than {_MAX_SECTIONS} sections")
@@ -106,7 +106,7 @@ def _offer(description: SessionDescription) -> Offer:
     role = {"client": "active", "server": "passive"}.get(audio.dtls.role, "actpass")
     fingerprints = RTCDtlsParameters(fingerprints=audio.dtls.fingerprints)
     repairs = str(opus.parameters.get("useinbandfec", "0")) == "1"
-    return Offer(description, audio, channel, opus.payloadType, fingerprints, _SETUP[role], repairs)
+    return SdpOffer(description, audio, channel, opus.payloadType, fingerprints, _SETUP[role], repairs)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Answerer:
     certificate: RTCCertificate
     ssrc: int
 
-    def answer(self, offer: Offer) -> str:
+    def answer(self, offer: SdpOffer) -> str:
         """Each section of the offer has one in the answer, in order; those that we do not serve have port 0."""
         served = [each for each in offer.description.media if each in (offer.audio, offer.channel)]
         lines = ["v=0", "o=- 1 1 IN IP4 0.0.0.0", "s=-", "t=0 0", "a=ice-lite"]
@@ -136,7 +136,7 @@ class Answerer:
                 lines.append("a=inactive")
         return "\r\n".join([*lines, ""])
 
-    def _audio(self, offer: Offer) -> list[str]:
+    def _audio(self, offer: SdpOffer) -> list[str]:
         kind = offer.payload_type
         return [
             f"m=audio 9 {offer.audio.profile} {kind}",
@@ -150,7 +150,7 @@ class Answerer:
             f"a=ssrc:{self.ssrc} cname:quartet",
         ]
 
-    def _transport(self, offer: Offer) -> list[str]:
+    def _transport(self, offer: SdpOffer) -> list[str]:
         candidates = (
             f"a=candidate:{number} 1 udp {_PRIORITY - number} {host} {port} typ host"
             for number, (host, port) in enumerate(self.addresses, 1)

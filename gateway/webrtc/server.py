@@ -20,7 +20,7 @@ from gateway.http.json_writer import Json, error_response
 from gateway.http.sockets import receive_text
 from gateway.tasks import cancel
 from gateway.validation import Strict, validated_json
-from gateway.webrtc.call import Call, new_call_id
+from gateway.webrtc.call import RtcCall, new_call_id
 from gateway.webrtc.port import UdpPort, open_port
 from gateway.webrtc.sdp import read_offer
 from gateway.webrtc.session_socket import open_session
@@ -54,14 +54,14 @@ class Calls:
 
     def __init__(self, settings: WebRtcSettings, port: UdpPort) -> None:
         self._settings, self.port = settings, port
-        self._calls = dict[str, Call]()
+        self._calls = dict[str, RtcCall]()
         self._tasks = set[asyncio.Task[None]]()
         self._opening = 0
 
     def __len__(self) -> int:
         return len(self._calls)
 
-    async def open(self, request: CallRequest) -> Call:
+    async def open(self, request: CallRequest) -> RtcCall:
         """Raises ApiError."""
         offer = read_offer(request.sdp)
         if len(self._calls) + self._opening >= self._settings.max_calls:
@@ -72,7 +72,7 @@ class Calls:
             call_id = new_call_id()
             url = self._settings.gateway
             socket, created = await open_session(url, request.key, request.query, request.session, call_id)
-            call = Call(call_id, request.owner, self.port, offer, socket, created)
+            call = RtcCall(call_id, request.owner, self.port, offer, socket, created)
         finally:
             self._opening -= 1
         self._calls[call_id] = call
@@ -81,7 +81,7 @@ class Calls:
         task.add_done_callback(self._tasks.discard)
         return call
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: RtcCall) -> None:
         try:
             with RUNNING.track_inprogress():
                 await call.run()
@@ -90,7 +90,7 @@ class Calls:
             ENDED.labels(call.outcome).inc()
             CONCEALED.inc(call.concealed_ms / 1000)
 
-    def of(self, call_id: str, owner: str) -> Call:
+    def of(self, call_id: str, owner: str) -> RtcCall:
         """Raises ApiError: 404, there is none, or it is another's."""
         call = self._calls.get(call_id)
         if call is None or call.owner != owner:
@@ -109,9 +109,9 @@ class Calls:
 def create_app(settings: WebRtcSettings) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        port = await open_port(settings.udp_host, settings.udp_port, settings.told)
+        port = await open_port(settings.udp_host, settings.udp_port, settings.announced)
         app.state.calls = Calls(settings, port)
-        told = [f"{host}:{number or port.number}" for host, number in settings.told]
+        told = [f"{host}:{number or port.number}" for host, number in settings.announced]
         log.info("listening", udp_port=port.number, told=told, gateway=settings.gateway)
         try:
             yield

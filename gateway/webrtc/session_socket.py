@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from gateway.dialects.realtime.events import new_id
 from gateway.errors import ApiError
-from gateway.webrtc.playback import OWN_EVENT
+from gateway.webrtc.call_speech import OWN_EVENT
 
 _OPEN_S = 10.0
 _MAX_MESSAGE_BYTES = 128 * 1024 * 1024  # an image or a video in an event

@@ -52,7 +52,7 @@ class WebRtcSettings(Settings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     @property
-    def told(self) -> list[Address]:
+    def announced(self) -> list[Address]:
         """What clients are told; port 0: that of `udp_port`."""
         if self.addresses:
             return [_address(each) for each in self.addresses]

@@ -62,7 +62,9 @@ def test_the_wait_fits_the_network():
 def _speech(frames: int) -> list[bytes]:
     """Packets of a voice-like sound."""
     encoder, times = OpusEncoder(repaired=False), np.arange(frames * FRAME_SAMPLES) / 24_000
-    sound = (6000 * np.sum([np.sin(2 * np.pi * 150 * k * times) / k for k in range(1, 6)], axis=0)).astype("<i2").tobytes()
+    sound = (
+        (6000 * np.sum([np.sin(2 * np.pi * 150 * k * times) / k for k in range(1, 6)], axis=0)).astype("<i2").tobytes()
+    )
     size = 2 * FRAME_SAMPLES
     return [encoder.encode(sound[at : at + size]) for at in range(0, len(sound), size)]
 
@@ -167,9 +169,9 @@ async def test_nobody_takes_the_datagrams_of_another_call():
 
 
 def test_addresses_that_clients_are_told():
-    told = WebRtcSettings(addresses=["203.0.113.7", "203.0.113.7:30478", "2001:db8::1", "[2001:db8::1]:5"]).told
+    told = WebRtcSettings(addresses=["203.0.113.7", "203.0.113.7:30478", "2001:db8::1", "[2001:db8::1]:5"]).announced
     assert told == [("203.0.113.7", 0), ("203.0.113.7", 30478), ("2001:db8::1", 0), ("2001:db8::1", 5)]
-    assert ("127.0.0.1", 0) in WebRtcSettings().told
-    assert WebRtcSettings(udp_host="192.0.2.1").told == [("192.0.2.1", 0)]
+    assert ("127.0.0.1", 0) in WebRtcSettings().announced
+    assert WebRtcSettings(udp_host="192.0.2.1").announced == [("192.0.2.1", 0)]
     with pytest.raises(ValueError, match="is no IP address"):
         WebRtcSettings(addresses=["example.com"])

@@ -39,6 +39,7 @@ _CONTENT = {
         "schema": {
             "type": "object",
             "required": ["sdp"],
+            "additionalProperties": False,
             "properties": {
                 "sdp": {"type": "string", "description": "the offer"},
                 "session": {"type": "string", "description": "JSON: members as in session.update, and `model`"},
@@ -66,9 +67,9 @@ class _CallForm(Strict):
 )
 async def make_call(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers a browser's offer: a realtime session whose sound goes by WebRTC."""
-    url = _url(gateway)
     form = await _read(http)
     session = _session(form.session)
+    url = _url(gateway)
     model = http.query_params.get("model") or session.pop("model", None)
     query = {"model": model} if isinstance(model, str) else {}
     body = {"sdp": form.sdp, "key": key_in(http.headers), "owner": _owner(http), "query": query, "session": session}

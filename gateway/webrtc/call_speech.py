@@ -15,7 +15,7 @@ OWN_EVENT = "call"  # begins the ids of events that the call itself sends to the
 Event = dict[str, Any]
 
 
-class Playback:
+class CallSpeech:
     """Plays the sound of a session's events in real time, and tells when.
 
     Args:
