@@ -38,8 +38,8 @@ from gateway.dialects.openai import (
 )
 from gateway.dialects.operators import profiles as profiling
 from gateway.dialects.operators import router_gauges
+from gateway.dialects.realtime import calls, secrets
 from gateway.dialects.realtime import connection as realtime
-from gateway.dialects.realtime import secrets
 from gateway.dialects.responses import conversations
 from gateway.dialects.responses import endpoint as responses
 from gateway.dialects.responses import socket as response_socket
@@ -119,6 +119,7 @@ _ENDPOINTS = (
     voices,
     secrets,
     realtime,
+    calls,
     live,
     responses,
     response_socket,
