@@ -10,9 +10,9 @@ SAMPLES_PER_FRAME = 1280
 PCM16 = np.arange(3 * SAMPLES_PER_FRAME, dtype="<i2").tobytes()
 
 
-def sound(frames: int) -> bytes:
-    """The first `frames` of what is made: PCM16."""
-    return np.arange(frames * SAMPLES_PER_FRAME).astype("<i2").tobytes()
+def sound(frames: int | None) -> bytes:
+    """PCM16 of so many frames; of the usual three by default."""
+    return PCM16 if frames is None else np.arange(frames * SAMPLES_PER_FRAME).astype("<i2").tobytes()
 
 
 class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
@@ -21,7 +21,7 @@ class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
 
     async def Decode(self, request, context):
         outputs = []
-        pcm16 = PCM16 if self.script.frames is None else sound(self.script.frames)
+        pcm16 = sound(self.script.frames)
         for begin in range(0, len(pcm16), 2 * SAMPLES_PER_FRAME):
             piece = pcm16[begin : begin + 2 * SAMPLES_PER_FRAME]
             samples = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT16, shape=[len(piece) // 2], inline=piece)
