@@ -26,7 +26,7 @@ PREFIX = "ek_"
 _SOCKETS = {PATH, AZURE_PATH, *LIVE_PATHS, "/v1/audio/speech/stream"}
 _POSTS = {
     *("/v1/chat/completions", "/v1/completions", "/v1/images/generations", "/v1/images/edits", "/v1/messages"),
-    CALLS_PATH,
+    *(CALLS_PATH, LIVE_PATHS[0]),
     *(f"/v1/audio/{name}" for name in ("speech", "transcriptions", "translations", "generations")),
 }
 _RANDOM_BYTES = 32

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from quartet.v1.aligner_pb2_grpc import AlignerServiceStub
-
 from gateway.pipeline.events import Event
 from gateway.pipeline.links import Links, link_decoder, link_in_line
 from gateway.pipeline.response_events import code2wav_event, no_event, talker_event, thinker_event
+from quartet.v1.aligner_pb2_grpc import AlignerServiceStub
 from quartet.v1.code2wav_pb2_grpc import Code2WavServiceStub
 from quartet.v1.dit_pb2 import DitServiceGenerateRequest
 from quartet.v1.dit_pb2_grpc import DitServiceStub

@@ -12,17 +12,18 @@ import structlog
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from gateway.dialects.realtime.events import error_event, new_id
+from gateway.dialects.realtime.events import new_id
 from gateway.errors import ApiError
 from gateway.tasks import cancel
 from gateway.webrtc.call_speech import CallSpeech
+from gateway.webrtc.live_speech import LiveSpeech
 from gateway.webrtc.peer import PeerGone, PeerUnreached, RtcPeer
 from gateway.webrtc.port import UdpPort
 from gateway.webrtc.sdp import MAX_MESSAGE_BYTES, SdpOffer
-from gateway.webrtc.session_socket import Event, with_pcm
+from gateway.webrtc.session_socket import Event
 
 _MAX_WAITING = 2000  # texts for the gateway, or for a client whose channel is not open: half a minute of sound
-_READ_ALONE = ("session.update", "output_audio_buffer.clear")  # the client's events that a call itself has to know
+_SESSION_EVENTS = ("session.created", "session.started", "session.updated")
 
 log = structlog.get_logger()
 Controller = Callable[[str], None]
@@ -32,6 +33,10 @@ Controller = Callable[[str], None]
 class RtcCall:
     """`answer` is for the client. Ends with its session, its connection, or by `hang_up`.
 
+    Args:
+        speech: of the session's kind.
+        created: the session's first event.
+
     Attributes:
         owner: of the API key it was made with; "" without keys.
         outcome: how it ended, once it has: hung_up, left (by the client), unreached (the client never came), session
@@ -39,25 +44,32 @@ class RtcCall:
     """
 
     def __init__(
-        self, id: str, owner: str, port: UdpPort, offer: SdpOffer, socket: ClientConnection, created: Event
+        self,
+        id: str,
+        owner: str,
+        port: UdpPort,
+        offer: SdpOffer,
+        socket: ClientConnection,
+        created: Event,
+        speech: type[CallSpeech | LiveSpeech] = CallSpeech,
     ) -> None:
         self.id, self.owner, self.outcome = id, owner, "failed"
         self._socket, self._created = socket, created
         self._peer = RtcPeer(port, offer, self._hear, self._ask_for, self._open)
         self.answer = self._peer.answer
-        self._playback = CallSpeech(self._peer.play, self._tell, self._ask)
+        self._speech = speech(self._peer.play, self._tell, self._ask)
         self._to_gateway = asyncio.Queue[str](_MAX_WAITING)
         self._is_open, self._before_open = False, list[str]()
         self._controllers = set[Controller]()
         self._hung_up = asyncio.Event()
         self._lost = ""  # why nothing more can be sent
         self._tell(created)
-        self._playback.take(created)
+        self._speech.take(created)
 
     async def run(self) -> None:
         """Returns when the call is over and holds nothing."""
         begun = time.monotonic()
-        works = (self._peer.run(), self._read(), self._write(), self._playback.pacer.run(), self._hung_up.wait())
+        works = (self._peer.run(), self._read(), self._write(), self._speech.pacer.run(), self._hung_up.wait())
         tasks, why = [asyncio.ensure_future(work) for work in works], "cancelled"
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -74,6 +86,10 @@ class RtcCall:
     def concealed_ms(self) -> float:
         """Sound of the client that the network lost."""
         return self._peer.concealed_ms
+
+    @property
+    def session_id(self) -> str:
+        return self._created["session"]["id"]
 
     @property
     def controllers(self) -> int:
@@ -111,9 +127,9 @@ class RtcCall:
         while True:
             text = await self._socket.recv()
             event = orjson.loads(text)
-            if event["type"] in ("session.created", "session.updated"):
+            if event["type"] in _SESSION_EVENTS:
                 self._created = {**self._created, "session": event["session"]}
-            if self._playback.take(event):
+            if self._speech.take(event):
                 self._send(text if isinstance(text, str) else text.decode())
 
     async def _write(self) -> None:
@@ -123,27 +139,25 @@ class RtcCall:
 
     def _hear(self, pcm16: bytes) -> None:
         audio = base64.b64encode(pcm16).decode()
-        self._put('{"type":"input_audio_buffer.append","audio":"' + audio + '"}', droppable=True)
+        self._put(f'{{"type":"{self._speech.append}","audio":"{audio}"}}', droppable=True)
 
     def ask_for(self, text: str | bytes) -> None:
         """Takes an event of the client, or of a controller."""
         if isinstance(text, bytes):
-            self._tell(error_event(ApiError(400, "events of a client are JSON texts", "type", "invalid_value")))
+            refusal = ApiError(400, "events of a client are JSON texts", "type", "invalid_value")
+            self._tell(self._speech.error_event(refusal))
             return
-        if len(text) > MAX_MESSAGE_BYTES or not any(kind in text for kind in _READ_ALONE):
+        if len(text) > MAX_MESSAGE_BYTES or not any(kind in text for kind in self._speech.read_alone):
             self._put(text)
             return
         try:
             event = json.loads(text)
         except (ValueError, RecursionError):
-            event = None  # the gateway says what is wrong
-        match event:
-            case {"type": "output_audio_buffer.clear"}:
-                self._playback.clear()
-            case {"type": "session.update", "session": dict() as session}:
-                self._ask({**event, "session": with_pcm(session)})
-            case _:
-                self._put(text)
+            event = None
+        if not isinstance(event, dict) or event.get("type") not in self._speech.read_alone:
+            self._put(text)  # the gateway says what is wrong
+        elif (asked := self._speech.asked(event)) is not None:
+            self._ask(asked)
 
     _ask_for = ask_for
 
@@ -181,7 +195,7 @@ class RtcCall:
         except ValueError:  # longer than the client's channel takes
             kind = orjson.loads(text)["type"]
             message = f"the event {kind} has {len(text)} characters, more than the connection's channel takes"
-            self._peer.tell(_text(error_event(ApiError(400, message, None, "event_too_large"))))
+            self._peer.tell(_text(self._speech.error_event(ApiError(400, message, None, "event_too_large"))))
 
 
 def _text(event: Event) -> str:

@@ -2,27 +2,28 @@
 
 import base64
 from collections.abc import Callable
-from typing import Any
 
-from gateway.dialects.realtime.events import new_id, server_event
+from gateway.dialects.realtime.events import error_event, new_id, server_event
 from gateway.dialects.realtime.settings.session_config import PCM_RATE_HZ
 from gateway.pacing.pacer import Pacer
 from gateway.webrtc.opus import FRAME_MS
+from gateway.webrtc.session_socket import OWN_EVENT, Event, with_pcm
 
 _AHEAD_MS = 40  # two frames: the event loop may be late by one
-OWN_EVENT = "call"  # begins the ids of events that the call itself sends to the gateway
-
-Event = dict[str, Any]
 
 
 class CallSpeech:
-    """Plays the sound of a session's events in real time, and tells when.
+    """Plays the sound of a realtime session's events in real time, and tells when.
 
     Args:
         play: sends a frame of mono PCM16 at 24 kHz.
         tell: sends an event to the client.
         ask: sends an event to the gateway.
     """
+
+    append = "input_audio_buffer.append"  # the event with the client's sound
+    read_alone = ("session.update", "output_audio_buffer.clear")  # the client's events that `asked` changes
+    error_event = staticmethod(error_event)
 
     def __init__(
         self, play: Callable[[bytes], None], tell: Callable[[Event], None], ask: Callable[[Event], None]
@@ -55,6 +56,17 @@ class CallSpeech:
             case "error":
                 return not str(event["error"].get("event_id") or "").startswith(f"{OWN_EVENT}_")
         return True
+
+    def asked(self, event: Event) -> Event | None:
+        """What becomes of an event of the client, of `read_alone`. None: nothing more."""
+        match event:
+            case {"type": "output_audio_buffer.clear"}:
+                self.clear()
+                return None
+            case {"type": "session.update", "session": dict() as session}:
+                return {**event, "session": with_pcm(session)}
+            case _:
+                return event
 
     def clear(self) -> None:
         """Stops what is heard. The conversation keeps what was heard of it."""

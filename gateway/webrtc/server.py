@@ -21,9 +21,11 @@ from gateway.http.sockets import receive_text
 from gateway.tasks import cancel
 from gateway.validation import Strict, validated_json
 from gateway.webrtc.call import RtcCall, new_call_id
+from gateway.webrtc.call_speech import CallSpeech
+from gateway.webrtc.live_speech import LiveSpeech
 from gateway.webrtc.port import UdpPort, open_port
 from gateway.webrtc.sdp import read_offer
-from gateway.webrtc.session_socket import open_session
+from gateway.webrtc.session_socket import open_live, open_session
 from gateway.webrtc.settings import WebRtcSettings
 from services.common.telemetry.metrics_page import MetricsPage
 
@@ -47,6 +49,7 @@ class CallRequest(Strict):
     owner: str
     query: dict[str, str]
     session: dict[str, Any]
+    is_live: bool = Field(default=False, description="of the Live API")
 
 
 class Calls:
@@ -71,8 +74,12 @@ class Calls:
         try:
             call_id = new_call_id()
             url = self._settings.gateway
-            socket, created = await open_session(url, request.key, request.query, request.session, call_id)
-            call = RtcCall(call_id, request.owner, self.port, offer, socket, created)
+            if request.is_live:
+                socket, created = await open_live(url, request.key, request.session, call_id)
+            else:
+                socket, created = await open_session(url, request.key, request.query, request.session, call_id)
+            speech = LiveSpeech if request.is_live else CallSpeech
+            call = RtcCall(call_id, request.owner, self.port, offer, socket, created, speech)
         finally:
             self._opening -= 1
         self._calls[call_id] = call
@@ -148,7 +155,7 @@ async def _metrics(http: Request) -> Response:
 async def _open(http: Request) -> Json:
     request = validated_json(CallRequest, await http.body())
     call = await http.app.state.calls.open(request)
-    return Json({"id": call.id, "sdp": call.answer}, 201)
+    return Json({"id": call.id, "sdp": call.answer, "session": call.session_id}, 201)
 
 
 async def _hang_up(http: Request) -> Response:

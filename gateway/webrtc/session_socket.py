@@ -1,6 +1,9 @@
 """A call's session at the gateway."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -8,14 +11,16 @@ import orjson
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
+from gateway.access.client_secrets import LIVE_PATHS
 from gateway.dialects.realtime.events import new_id
 from gateway.errors import ApiError
-from gateway.webrtc.call_speech import OWN_EVENT
 
 _OPEN_S = 10.0
 _MAX_MESSAGE_BYTES = 128 * 1024 * 1024  # an image or a video in an event
 _PCM = {"format": {"type": "audio/pcm", "rate": 24_000}}  # of both directions, between gateway and call
 _STATUSES = {"invalid_api_key": 401, "foreign_origin": 403, "model_not_found": 404, "unknown_model": 404}
+
+OWN_EVENT = "call"  # begins the ids of events that the call itself sends to the gateway
 
 Event = dict[str, Any]
 
@@ -34,7 +39,33 @@ async def open_session(
     Raises:
         ApiError: the gateway's own refusal; 503, it is not reached.
     """
-    address = f"{url.rstrip('/').replace('http', 'ws', 1)}/v1/realtime?{urlencode(query)}"
+    async with _connected(url, f"/v1/realtime?{urlencode(query)}", key, call_id) as opening:
+        created = await _configured(opening.socket, patch)
+    return opening.socket, created
+
+
+async def open_live(url: str, key: str, session: Event, call_id: str) -> tuple[ClientConnection, Event]:
+    """A WebSocket of the Live API, and its `session.started`. `session`: of its session.start; other arguments and
+    errors as of `open_session`."""
+    audio = session.get("audio")
+    if audio is None or isinstance(audio, dict):  # else the gateway says what is wrong
+        session = {**session, "audio": {**(audio or {}), **_PCM}}
+    async with _connected(url, LIVE_PATHS[0], key, call_id) as opening:
+        start = {"type": "session.start", "event_id": new_id(OWN_EVENT), "session": session}
+        await opening.socket.send(orjson.dumps(start).decode())
+        started = await _event(opening.socket, "session.started")
+    return opening.socket, started
+
+
+@dataclass
+class _Opening:
+    socket: ClientConnection
+
+
+@asynccontextmanager
+async def _connected(url: str, path: str, key: str, call_id: str) -> AsyncIterator[_Opening]:
+    """A connection, which is closed if what follows fails. Raises ApiError."""
+    address = f"{url.rstrip('/').replace('http', 'ws', 1)}{path}"
     headers = {"x-request-id": call_id} | ({"authorization": f"Bearer {key}"} if key else {})
     options = {"compression": None, "max_size": _MAX_MESSAGE_BYTES, "open_timeout": _OPEN_S, "proxy": None}
     try:
@@ -46,7 +77,7 @@ async def open_session(
     except (OSError, WebSocketException):  # a TimeoutError is an OSError
         raise _unreached() from None
     try:
-        return socket, await _configured(socket, patch)
+        yield _Opening(socket)
     except ConnectionClosed:
         raise _unreached() from None
     except BaseException:

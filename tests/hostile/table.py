@@ -68,6 +68,8 @@ ENDPOINTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "GET /v1/videos/{video_id}/content": ((NAME,), (404,)),
     "POST /v1/realtime/client_secrets": ((JSON,), (200,)),
     "POST /v1/realtime/calls": ((FORM,), (501,)),
+    "POST /v1/live/sessions": ((JSON,), (501,)),
+    "POST /v1/live/sessions/{session_id}/hangup": ((NAME,), (404,)),
     "POST /v1/realtime/calls/{call_id}/hangup": ((NAME,), (404, 501)),
     "POST /v1/load_lora_adapter": ((JSON,), (200,)),
     "POST /v1/unload_lora_adapter": ((JSON,), (200,)),

@@ -69,11 +69,13 @@ async def make_call(http: Request, gateway: Annotated[Gateway, Depends(admitted)
     """Answers a browser's offer: a realtime session whose sound goes by WebRTC."""
     form = await _read(http)
     session = _session(form.session)
-    url = _url(gateway)
+    url = call_process(gateway)
     model = http.query_params.get("model") or session.pop("model", None)
     query = {"model": model} if isinstance(model, str) else {}
-    body = {"sdp": form.sdp, "key": key_in(http.headers), "owner": _owner(http), "query": query, "session": session}
-    asked = _ask("POST", f"{url}/calls", content=orjson.dumps(body), headers={"content-type": "application/json"})
+    body = {"sdp": form.sdp, "key": key_in(http.headers), "owner": caller(http), "query": query, "session": session}
+    asked = ask_call_process(
+        "POST", f"{url}/calls", content=orjson.dumps(body), headers={"content-type": "application/json"}
+    )
     made = (await while_connected(http.receive, asked)).json()
     http.state.log["call"] = made["id"]
     return Response(made["sdp"], 201, {"location": f"{CALLS_PATH}/{made['id']}"}, _SDP)
@@ -83,8 +85,8 @@ async def make_call(http: Request, gateway: Annotated[Gateway, Depends(admitted)
 async def hang_up(http: Request, call_id: str) -> Response:
     """Ends a call."""
     counted(http)
-    url = _url(http.app.state.gateway)
-    await _ask("DELETE", f"{url}/calls/{_safe(call_id)}", headers={_OWNER: _owner(http)})
+    url = call_process(http.app.state.gateway)
+    await ask_call_process("DELETE", f"{url}/calls/{_safe(call_id)}", headers={_OWNER: caller(http)})
     return Response()
 
 
@@ -98,7 +100,7 @@ async def control(socket: WebSocket) -> None:
             message = "a client secret opens no call that runs; send the API key from a server of your own"
             raise ApiError(401, message, None, "invalid_api_key")
         with counted_session(gateway, key_of(socket)):
-            async with _events(_url(gateway), socket.query_params["call_id"], _owner(socket)) as events:
+            async with _events(call_process(gateway), socket.query_params["call_id"], caller(socket)) as events:
                 await _relay(socket, events)
     except ApiError as error:
         socket.state.log.update(error.log)
@@ -174,7 +176,7 @@ def _session(text: str) -> dict[str, Any]:
     return session
 
 
-def _owner(http: HTTPConnection) -> str:
+def caller(http: HTTPConnection) -> str:
     key = key_of(http)
     return "" if key is None else key.entry.sha256
 
@@ -186,7 +188,7 @@ def _safe(call_id: str) -> str:
     return call_id
 
 
-def _url(gateway: Gateway) -> str:
+def call_process(gateway: Gateway) -> str:
     """Raises ApiError: 501, no process has calls."""
     url = gateway.settings.webrtc
     if url is None:
@@ -195,7 +197,7 @@ def _url(gateway: Gateway) -> str:
     return url.rstrip("/")
 
 
-async def _ask(method: str, url: str, **request: Any) -> httpx.Response:
+async def ask_call_process(method: str, url: str, **request: Any) -> httpx.Response:
     """Raises ApiError: the process refuses, or is not reached."""
     try:
         async with httpx.AsyncClient(timeout=_TIMEOUT_S, verify=False, trust_env=False) as client:  # http alone
