@@ -1,7 +1,7 @@
 """What the gateway asks this process for: calls, their ends, and their events."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -63,6 +63,9 @@ class Calls:
 
     def __len__(self) -> int:
         return len(self._calls)
+
+    def __iter__(self) -> Iterator[RtcCall]:
+        return iter(self._calls.values())
 
     async def open(self, request: CallRequest) -> RtcCall:
         """Raises ApiError."""

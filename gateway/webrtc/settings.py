@@ -48,7 +48,9 @@ class WebRtcSettings(Settings):
         description="IP addresses at which clients reach the UDP port, commas between them: 203.0.113.7, or "
         "203.0.113.7:30478 if the port is another there; default: those of this machine",
     )
-    max_calls: int = Field(default=64, ge=0, description="calls at a time; each takes 10 % of a core while both speak")
+    max_calls: int = Field(
+        default=32, ge=0, description="calls at a time; each takes 2 % of a core, 4 % while the model speaks"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
     @property

@@ -15,11 +15,11 @@ from tests.support.clients.caller import CALLS, SDP, Caller, calling
 from tests.support.clients.voices import bearer, keys
 from tests.support.samples.espeak import spoken
 from tests.support.scripted import code2wav
+from tests.support.systems.call_ends import ENDS, NO_TURNS, ask
 from tests.support.systems.calls import CallServer, call_server
 from tests.support.systems.gateway import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-NO_TURNS = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 MAX_CALLS = 16
 
 
@@ -54,14 +54,6 @@ def answers(monkeypatch):
 @pytest.fixture
 def long_answers(answers, monkeypatch):
     monkeypatch.setattr(code2wav, "sound", lambda frames: _tone(5))
-
-
-async def ask(caller: Caller) -> None:
-    """A question in writing, which is answered."""
-    caller.send("session.update", session=NO_TURNS)
-    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello?"}]}
-    caller.send("conversation.item.create", item=item)
-    caller.send("response.create")
 
 
 async def test_an_answer_is_heard(server):
@@ -274,55 +266,6 @@ async def test_ten_calls_on_one_port(server):
         await asyncio.gather(*(talk() for _ in range(10)))
 
 
-async def _close(server: CallServer, caller: Caller) -> None:
-    await caller.close()
-
-
-async def _hang_up(server: CallServer, caller: Caller) -> None:
-    await server.gateway.http.post(f"{caller.location}/hangup")
-    await caller.close()
-
-
-async def _vanish(server: CallServer, caller: Caller) -> None:
-    transport = caller.connection.sctp.transport.transport  # pyright: ignore[reportOptionalMemberAccess]
-    await transport._connection.close()  # of ICE: nothing is said
-    await server.all_gone()
-    await caller.close()
-
-
-async def _close_channel(server: CallServer, caller: Caller) -> None:
-    caller.channel.close()
-    await asyncio.sleep(0.1)
-    await caller.close()
-
-
-async def _talk_nonsense(server: CallServer, caller: Caller) -> None:
-    for text in (
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"type": 3}',
-        '{"type": "x"}',
-        "[" * 5000,
-        b"\x00\xff",
-        '{"type":"session.update"}',
-    ):
-        caller.channel.send(text)
-    for _ in range(8):
-        await caller.until("error")
-    await caller.close()
-
-
-async def _leave_amid_an_answer(server: CallServer, caller: Caller) -> None:
-    await ask(caller)
-    await caller.until("response.created")
-    await caller.close()
-
-
-ENDS = [_close, _hang_up, _vanish, _close_channel, _talk_nonsense, _leave_amid_an_answer]
-
-
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(ice, "CONSENT_S", 7.0)  # aioice asks each 4 to 6 s
@@ -330,7 +273,7 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__.strip("_"))
+@pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
 async def test_nothing_is_left_of_a_call(server, end):
     async with calling(server.gateway.http) as caller:
         await end(server, caller)
