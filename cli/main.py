@@ -106,6 +106,10 @@ def up(
     embedder_arg: StageFlags = None,
     aligner_arg: StageFlags = None,
     gateway_arg: StageFlags = None,
+    webrtc: Annotated[
+        bool, typer.Option("--webrtc", help="calls by WebRTC, too, on UDP port 3478: install quartet[webrtc]")
+    ] = False,
+    webrtc_arg: StageFlags = None,
     api_keys_file: ApiKeysFile = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -113,7 +117,7 @@ def up(
     tls_server_name: TlsServerName = None,
 ) -> None:
     """Serve a model: every stage and the gateway as processes on this machine, until ctrl-C."""
-    from cli.plan import ASR, GATEWAY, LaunchOptions, Tls, demo_options, pipeline_for
+    from cli.plan import ASR, GATEWAY, WEBRTC, LaunchOptions, Tls, demo_options, pipeline_for
     from cli.up import serve, show
     from gateway.pipeline.kinds import KINDS
 
@@ -122,9 +126,10 @@ def up(
         "port": port,
         "run_directory": run_dir,
         "verbose": verbose,
-        "stage_arguments": {part: ctx.params[f"{part}_arg"] or [] for part in (*KINDS, ASR, GATEWAY)},
+        "stage_arguments": {part: ctx.params[f"{part}_arg"] or [] for part in (*KINDS, ASR, GATEWAY, WEBRTC)},
         "tls": Tls(tls_cert, tls_key, tls_ca, tls_server_name),
         "api_keys_file": api_keys_file,
+        "webrtc": webrtc,
         "aligner_model": aligner_model,
     }
     if (model := at_revision(model, revision)) is None:

@@ -11,6 +11,7 @@ from cli.terminal import CommandError
 from gateway.pipeline.config import AlignerStage, PipelineConfig, StageConfig, load_pipeline
 from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
+from gateway.settings import is_loopback
 from gateway.yaml_source import YamlError
 from services.demo_models import OMNI, PAINTER, resolve
 from services.registry import (
@@ -32,6 +33,8 @@ ASR_PIPELINE = SHIPPED / "asr-llm.yaml"
 ASR_VOICED_PIPELINE = SHIPPED / "asr-llm-tts.yaml"
 _ANY_ADDRESS = "127.0.0.1:1"  # of a stage in no file: it gets a port of its own
 GATEWAY = "gateway"  # the process beside the stages
+WEBRTC = "webrtc"  # that of the gateway's calls
+_EVERYWHERE = ("0.0.0.0", "::", "")
 DIFFUSION = frozenset(name for name, kind in KINDS.items() if kind.is_diffusion)
 DIFFUSION_INDEXES = ("model_index.json", "modular_model_index.json", "llm_config.json")
 """One of them is in each checkpoint of a dit: an index of diffusers, or a file that a class of ours knows it by."""
@@ -82,6 +85,7 @@ class LaunchOptions:
         talker_model: checkpoint of talker and code2wav, which speak the text of another model.
         aligner_model: checkpoint of an aligner; the pipeline gets one if its file has none.
         temporary: gets temporary files and is removed however the system ends; may hold the run directory.
+        webrtc: whether the gateway takes calls by WebRTC.
         verbose: adds the log's end to a failed start's error.
     """
 
@@ -98,6 +102,7 @@ class LaunchOptions:
     tls: Tls = field(default_factory=Tls)
     api_keys_file: Path | None = None
     has_gateway: bool = True
+    webrtc: bool = False
     temporary: Path | None = None
     verbose: bool = False
 
@@ -136,6 +141,13 @@ class LaunchOptions:
         keys = [f"--api-keys-file={self.api_keys_file}"] if self.api_keys_file else []
         own = ["--host", self.host, "--port", str(self.port), "--pipeline", str(self.pipeline)]
         return [*own, *keys, *self.tls.flags, *self.stage_arguments.get(GATEWAY, ())]
+
+    @property
+    def webrtc_flags(self) -> list[str]:
+        """Without the port on which the gateway reaches it. Who reaches the gateway reaches the calls."""
+        gateway = f"http://{'127.0.0.1' if self.host in _EVERYWHERE else self.host}:{self.port}"
+        host = "127.0.0.1" if is_loopback(self.host) else "0.0.0.0"
+        return ["--gateway", gateway, "--udp-host", host, *self.stage_arguments.get(WEBRTC, ())]
 
 
 def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> LaunchOptions:
@@ -226,7 +238,7 @@ def stages_to_start(options: LaunchOptions) -> list[PlannedStage]:
     _check_options(options, set(parts.values()))
     _check_voice(options, stages.values())
     for name, stage in stages.items():
-        if name == GATEWAY or "/" in name:  # names are those of logs, too
+        if name in (GATEWAY, WEBRTC) or "/" in name:  # names are those of logs, too
             raise LaunchError(f"--pipeline: {options.pipeline}: stages.{name}: no name for a process; use another")
         if (part := parts[name]) in planned:
             raise LaunchError(
@@ -274,7 +286,9 @@ def _check_options(options: LaunchOptions, parts: set[str]) -> None:
         raise LaunchError(f"--dit-model: {file} has no stage of kind dit; leave it out")
     if options.dit_model is not None and not parts - DIFFUSION:
         raise LaunchError(f"--dit-model: {file} has no stages but the dit's; name its checkpoint by --model")
+    if options.stage_arguments.get(WEBRTC) and not options.webrtc:
+        raise LaunchError("--webrtc-arg: needs --webrtc, which starts the process of calls")
     for part, arguments in options.stage_arguments.items():
-        if arguments and part not in parts and part != GATEWAY:
+        if arguments and part not in parts and part not in (GATEWAY, WEBRTC):
             what = "thinker that only writes down speech" if part == ASR else f"stage of kind {part}"
             raise LaunchError(f"--{part}-arg: {file} has no {what}; leave it out")

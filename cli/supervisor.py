@@ -13,7 +13,7 @@ from cli import run_files
 from cli.check import has_gpu
 from cli.doctor.system import usable_cores
 from cli.gpu_plan import plan
-from cli.plan import GATEWAY, LaunchError, LaunchOptions, PlannedStage
+from cli.plan import GATEWAY, WEBRTC, LaunchError, LaunchOptions, PlannedStage
 from cli.ports import HOST, free_ports
 from cli.process import OUT_OF_MEMORY, ChildProcess, ending, oom_kills
 from cli.reaper import Reaper
@@ -73,7 +73,20 @@ class Supervisor:
         if options.has_gateway:
             own = f"{options.host}:{options.port}"
             self._places[GATEWAY] = {"address": own, "metrics_address": own}
-            self._add(GATEWAY, GATEWAY, [*options.gateway_flags, *options.address_flags(self.addresses)])
+            self._add(
+                GATEWAY,
+                GATEWAY,
+                [*options.gateway_flags, *options.address_flags(self.addresses), *self._calls(options)],
+            )
+
+    def _calls(self, options: LaunchOptions) -> list[str]:
+        """The gateway's flags about the process of calls, which is added if there is to be one."""
+        if not options.webrtc:
+            return []
+        (port,) = free_ports(1)
+        self._places[WEBRTC] = {"address": f"{HOST}:{port}", "metrics_address": f"{HOST}:{port}"}
+        self._add(WEBRTC, "gateway.webrtc", ["--port", str(port), *options.webrtc_flags])
+        return ["--webrtc", f"http://{HOST}:{port}"]
 
     @property
     def names(self) -> list[str]:
@@ -166,6 +179,8 @@ class Supervisor:
     def _is_ready(self, name: str) -> bool:
         if not self._listens(name):
             return False
+        if name == WEBRTC:
+            return True
         if name == GATEWAY:
             return probe.http_state(f"{self.url}/ready", PROBE_S) == "SERVING"
         return self._probes[name].state(PROBE_S) == "SERVING"

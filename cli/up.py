@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from cli.gpu_plan import plan
-from cli.plan import GATEWAY, LaunchOptions
+from cli.plan import GATEWAY, WEBRTC, LaunchOptions
 from cli.supervisor import STOP_GRACE_S, Supervisor
 from cli.terminal import console
 
@@ -27,6 +27,8 @@ def show(options: LaunchOptions) -> None:
         )
     if options.has_gateway:
         print(shlex.join([f"{GATEWAY}:", "python", "-m", GATEWAY, *options.gateway_flags]))
+    if options.webrtc:
+        print(shlex.join([f"{WEBRTC}:", "python", "-m", "gateway.webrtc", *options.webrtc_flags]))
 
 
 async def serve(options: LaunchOptions) -> None:

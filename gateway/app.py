@@ -18,7 +18,9 @@ from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoStore
 from gateway.dialects.anthropic import endpoint as messages
 from gateway.dialects.anthropic.refusals import refused
+from gateway.dialects.live import calls as live_calls
 from gateway.dialects.live import connection as live
+from gateway.dialects.live.sessions import LiveSessions
 from gateway.dialects.openai import (
     audio,
     batch,
@@ -38,8 +40,8 @@ from gateway.dialects.openai import (
 )
 from gateway.dialects.operators import profiles as profiling
 from gateway.dialects.operators import router_gauges
+from gateway.dialects.realtime import calls, secrets
 from gateway.dialects.realtime import connection as realtime
-from gateway.dialects.realtime import secrets
 from gateway.dialects.responses import conversations
 from gateway.dialects.responses import endpoint as responses
 from gateway.dialects.responses import socket as response_socket
@@ -119,7 +121,9 @@ _ENDPOINTS = (
     voices,
     secrets,
     realtime,
+    calls,
     live,
+    live_calls,
     responses,
     response_socket,
     conversations,
@@ -166,7 +170,7 @@ def create_app(
     app.state.metrics = MetricsPage(
         lambda: generate_latest() + router_gauges.exposition(app.state.gateway), METRICS_KEPT_S
     )
-    app.state.live_sessions = {}
+    app.state.live_sessions = LiveSessions()
     app.state.generations = generate.Aborts()
     app.state.client_secrets = ClientSecrets(shared)
     app.state.bodies = Bodies(settings.max_body_bytes)

@@ -39,6 +39,12 @@ def _hosts(values: list[str]) -> list[str]:
     return [value.lower().strip("[]") for value in values]
 
 
+def _plain_url(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"http://[^/?#\s]+/?", value):
+        raise ValueError(f"{value!r} is no address of it: write it as http://HOST:PORT")
+    return value
+
+
 def _networks(values: list[str]) -> list[str]:
     for value in values:
         ipaddress.ip_network(value)
@@ -145,6 +151,11 @@ class GatewaySettings(TlsSettings):
     max_speech_characters: int = Field(default=50_000, ge=1, description="longest text of a request to speak it")
     max_transcription_s: float = Field(
         default=14_400.0, gt=0, description="longest sound of a transcription; request_timeout_s holds, too"
+    )
+    webrtc: Annotated[str | None, AfterValidator(_plain_url)] = Field(
+        default=None,
+        description="URL of the process that has calls by WebRTC (`python -m gateway.webrtc`): http://HOST:PORT; "
+        "default: there are no calls",
     )
     hosted_tools: Annotated[list[str], NoDecode, BeforeValidator(words)] = Field(
         default=[],
@@ -266,7 +277,7 @@ class GatewaySettings(TlsSettings):
     @model_validator(mode="after")
     def _has_keys_where_others_reach_it(self) -> Self:
         host = self.host if self.published_host is None else self.published_host
-        if self.api_keys_file is None and not self.allow_anonymous and not _is_loopback(host):
+        if self.api_keys_file is None and not self.allow_anonymous and not is_loopback(host):
             raise ValueError(
                 f"without API keys the gateway is for this machine alone, but {host or 'every address'} can be reached "
                 "from others. Give it API keys (`quartet key NAME` makes them): --api-keys-file, in compose "
@@ -277,7 +288,7 @@ class GatewaySettings(TlsSettings):
         return self
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -108,6 +108,11 @@ ARRIVES = {
     "TALKER_MAX_RUNNING_REQUESTS": ["[gpu] services.talker.environment.QUARTET_TALKER_MAX_RUNNING_REQUESTS"],
     "TALKER_MAX_CONTEXT_POSITIONS": ["[gpu] services.talker.environment.QUARTET_TALKER_MAX_CONTEXT_POSITIONS"],
     "CODE2WAV_MAX_RUNNING_REQUESTS": ["[gpu] services.code2wav.environment.QUARTET_CODE2WAV_MAX_RUNNING_REQUESTS"],
+    "QUARTET_WEBRTC_ADDRESSES": ["[webrtc] services.webrtc.environment.QUARTET_WEBRTC_ADDRESSES"],
+    "QUARTET_WEBRTC_UDP_PORT": [
+        "[webrtc] services.webrtc.environment.QUARTET_WEBRTC_UDP_PORT",
+        "[webrtc] services.webrtc.ports",
+    ],
     "GRAFANA_PORT": ["services.grafana.ports"],
     "PROMETHEUS_PORT": ["services.prometheus.ports"],
 }

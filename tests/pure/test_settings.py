@@ -55,13 +55,15 @@ def test_a_misspelt_variable_is_named_beside_the_setting_that_is_nearest(
     process: type[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = process.model_config.get("env_prefix")
-    monkeypatch.setenv(f"{prefix}MAX_RUNING_REQUESTS", "8")
+    meant = next(name for name in ("max_running_requests", "max_calls") if name in process.model_fields).upper()
+    misspelt = meant.replace("NN", "N").replace("LL", "L")
+    monkeypatch.setenv(f"{prefix}{misspelt}", "8")
     monkeypatch.setenv(f"{prefix}XYZZY", "8")
     monkeypatch.setenv("QUARTET_OF_NO_PROCESS", "8")
     with pytest.raises(SystemExit) as refused:
         process.load(required_flags(process))
     assert str(refused.value).splitlines()[1:] == [
-        f"{prefix}MAX_RUNING_REQUESTS: no such setting; is {prefix}MAX_RUNNING_REQUESTS meant?",
+        f"{prefix}{misspelt}: no such setting; is {prefix}{meant} meant?",
         f"{prefix}XYZZY: no such setting; see --help",
     ]
 

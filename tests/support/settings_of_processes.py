@@ -1,6 +1,7 @@
 """The settings of every process, by its name."""
 
 from gateway.settings import GatewaySettings
+from gateway.webrtc.settings import WebRtcSettings
 from services.aligner.config import AlignerSettings
 from services.code2wav.config import Code2WavSettings
 from services.common.rpc.settings import Settings
@@ -19,6 +20,7 @@ PROCESSES: dict[str, type[Settings]] = {
     "embedder": EmbedderSettings,
     "aligner": AlignerSettings,
     "gateway": GatewaySettings,
+    "webrtc": WebRtcSettings,
 }
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -35,12 +34,6 @@ _START_S = 30.0  # for the first event
 _USAGE_S = 15.0  # between events of usage
 
 
-@dataclass(frozen=True)
-class _Open:
-    handler: LiveHandler
-    key: ApiKey | None
-
-
 @router.websocket(LIVE_PATHS[0])
 @router.websocket(LIVE_PATHS[1])
 async def live(socket: WebSocket) -> None:
@@ -62,11 +55,6 @@ async def _served(socket: WebSocket, work: Callable[[WebSocket], Any]) -> None:
         raise ClientGone from None
 
 
-def _sessions(socket: WebSocket) -> dict[str, _Open]:
-    """Those of this process, by id."""
-    return socket.app.state.live_sessions
-
-
 async def _serve(socket: WebSocket) -> int:
     """Returns the close code. Raises ApiError; WebSocketDisconnect: the client left; SlowReader: it reads nothing."""
     gateway: Gateway = socket.app.state.gateway
@@ -76,12 +64,8 @@ async def _serve(socket: WebSocket) -> int:
     with counted_session(gateway, key):
         start = await _first(socket)
         handler = _handler(gateway, start, key, socket.state.log)
-        sessions = _sessions(socket)
-        sessions[handler.id] = _Open(handler, key)
-        try:
+        with socket.app.state.live_sessions.opened(handler, socket):
             return await _Connection(gateway, socket, handler).run(start)
-        finally:
-            del sessions[handler.id]
 
 
 async def _first(socket: WebSocket) -> LiveStart:
@@ -142,7 +126,7 @@ class _Connection:
                     task.result()
             reason, code = "expired", status.WS_1001_GOING_AWAY
             if closing.done():
-                reason, code = "close_requested", status.WS_1000_NORMAL_CLOSURE
+                reason, code = handler.ended_by, status.WS_1000_NORMAL_CLOSURE
             elif why is None:
                 reason, code = "connection_lost", status.WS_1012_SERVICE_RESTART
                 await cancel(reading)  # nothing new begins
@@ -196,12 +180,9 @@ async def handle(handler: LiveHandler, text: str | None, outbox: Outbox, *refuse
 
 async def _attach(socket: WebSocket) -> int:
     """Returns the close code. Raises ApiError; WebSocketDisconnect: the sideband left."""
-    key, found = key_of(socket), _sessions(socket).get(socket.path_params["session_id"])
-    if key is None:
+    if key_of(socket) is None:
         check_socket(socket)
-    if found is None or found.key is not key:
-        raise ApiError(404, "no session of that id is open at this gateway", "session_id", "session_not_found")
-    handler = found.handler
+    handler: LiveHandler = socket.app.state.live_sessions.find(socket.path_params["session_id"], socket)
     if len(handler.readers.sidebands) >= MAX_SIDEBANDS:
         reason = f"a session has {MAX_SIDEBANDS} sidebands at most"
         raise ApiError(429, reason, None, "sideband_limit", "rate_limit_error")

@@ -35,13 +35,15 @@ class LiveHandler:
         id: of the session.
         readers: of its events.
         output: what is played.
-        closing: the client has asked for the end.
+        closing: the end was asked for.
+        ended_by: then the reason of session.closed.
     """
 
     def __init__(
         self, gateway: Gateway, config: LiveConfig, session: Session, key: ApiKey | None, log: dict[str, Any]
     ) -> None:
         self.id, self.readers, self.closing = session.id.replace("sess_", "live_"), Readers(), asyncio.Event()
+        self.ended_by = "close_requested"
         self._gateway, self._config, self._expires_at = gateway, config, session.expires_at
         self._clock, self._sound = SessionClock(), ClientSound(config.audio.format)
         delegations = ClientDelegations if config.backend is None else ResponsesDelegations
@@ -180,4 +182,9 @@ class LiveHandler:
         self._commentary.go_on()
 
     async def _close(self, event: events.LiveClose) -> None:
+        self.closing.set()
+
+    def hang_up(self) -> None:
+        """Ends the session, from elsewhere."""
+        self.ended_by = "remote_hangup"
         self.closing.set()

@@ -10,7 +10,7 @@ from starlette import status
 
 from gateway.access.client_secrets import AZURE_PATH, PATH
 from gateway.answers.gateway import Gateway
-from gateway.dialects.realtime import events
+from gateway.dialects.realtime import calls, events
 from gateway.dialects.realtime.events import RealtimeError
 from gateway.dialects.realtime.lifetime import Lifetime
 from gateway.dialects.realtime.output.outbox import Outbox, SlowReader
@@ -32,6 +32,9 @@ router = APIRouter(tags=["realtime"])
 @router.websocket(AZURE_PATH)
 async def realtime(socket: WebSocket) -> None:
     """Serves a session until the client leaves, the gateway drains, or the session expires."""
+    if "call_id" in socket.query_params:
+        await calls.control(socket)
+        return
     try:
         await serve(socket, _serve, events.error_event)
     except SlowReader:

@@ -10,9 +10,9 @@ SAMPLES_PER_FRAME = 1280
 PCM16 = np.arange(3 * SAMPLES_PER_FRAME, dtype="<i2").tobytes()
 
 
-def sound(frames: int) -> bytes:
-    """The first `frames` of what is made: PCM16."""
-    return np.arange(frames * SAMPLES_PER_FRAME).astype("<i2").tobytes()
+def sound(frames: int | None) -> bytes:
+    """PCM16 of so many frames; of the usual three by default."""
+    return PCM16 if frames is None else np.arange(frames * SAMPLES_PER_FRAME).astype("<i2").tobytes()
 
 
 class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
@@ -27,7 +27,7 @@ class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
             samples = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT16, shape=[len(piece) // 2], inline=piece)
             outputs.append(code2wav_pb2.DecodeResponse(audio=code2wav_pb2.AudioChunk(samples=samples)))
         summary = code2wav_pb2.DecodeSummary(
-            frames=self.script.frames, samples=len(pcm16) // 2, sample_rate_hz=SAMPLE_RATE_HZ, timings=TIMINGS
+            frames=self.script.frames or 3, samples=len(pcm16) // 2, sample_rate_hz=SAMPLE_RATE_HZ, timings=TIMINGS
         )
         outputs.append(code2wav_pb2.DecodeResponse(summary=summary))
         async for output in self.script.play(request, outputs, context):

@@ -36,7 +36,7 @@ class Script:
         ids_reusable: what a thinker says of the answer's token ids.
         thought: pieces of what a thinker thinks before it answers.
         pieces: the tokens of its answer; none: "Hello, world".
-        frames: of sound that a code2wav makes, of 80 ms each.
+        frames: of sound that a code2wav makes, of 80 ms each; none: its usual three.
         takes_s: how long a call takes, beside.
         calls: (name, arguments) of functions that the next answers call, one each, or a list of them that an answer
             calls together; None is text, as are the answers after them.
@@ -61,7 +61,7 @@ class Script:
     ended: list[str] = field(default_factory=list)
     running: int = 0
     queued: int = 0
-    frames: int = 3
+    frames: int | None = None
     takes_s: Callable[[], float] = lambda: 0.0
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)
