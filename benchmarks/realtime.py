@@ -35,6 +35,7 @@ from benchmarks.systems.gateways import GatewayProcess, gateway, pipeline, stage
 from benchmarks.traffic.client import Gateway
 from benchmarks.traffic.load import PROMPTS
 from cli.plan import LaunchError
+from cli.supervisor import free_ports
 from services.common.engine.process import freeze_heap
 
 PAUSE_S = 0.3  # within every other turn: longer than a speculation waits for, shorter than server_vad does
@@ -109,13 +110,21 @@ def target(options: argparse.Namespace, scratch: Path) -> Iterator[Target]:
             exits.enter_context(started(options, run_directory, scratch / "tiny"))
         addresses = stage_addresses(run_directory)
 
+        calls_port = free_ports(1)[0]
+
         def start(name: str, sampling: tuple[Mapping, Mapping], speculates: bool) -> GatewayProcess:
             file = pipeline(scratch / f"{name}.yaml", *sampling)
             flags = [HEALTH, f"--max-realtime-sessions={max(256, options.open)}"]
-            flags += [f"--realtime-speculation={str(speculates).lower()}"]
+            flags += [f"--realtime-speculation={str(speculates).lower()}", f"--webrtc=http://127.0.0.1:{calls_port}"]
             return exits.enter_context(gateway(addresses, file, scratch / f"{name}.log", *flags))
 
-        yield Target(addresses, start("plain", short, False), start("on", short, True), start("long", ENDLESS, True))
+        at = Target(addresses, start("plain", short, False), start("on", short, True), start("long", ENDLESS, True))
+        if options.open and "webrtc" in options.transport:
+            from benchmarks.conversations.webrtc_calls import call_process  # needs quartet[webrtc]
+
+            log = scratch / "calls.log"
+            exits.enter_context(call_process(at.speculating.url, calls_port, log, options.open))
+        yield at
 
 
 def turns_of(count: int, first: int = 0) -> list[Utterance]:

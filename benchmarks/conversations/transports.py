@@ -133,7 +133,16 @@ async def live(url: str, append_s: float, quiet: Quiet) -> AsyncIterator[UserSes
         yield LiveSession(caller)
 
 
-TRANSPORTS: dict[str, Transport] = {"websocket": websocket, "live": live}
+@asynccontextmanager
+async def webrtc(url: str, append_s: float, quiet: Quiet) -> AsyncIterator[UserSession]:
+    """A call of `/v1/realtime/calls`, whose gateway has a process of calls."""
+    from benchmarks.conversations.webrtc_calls import call  # needs quartet[webrtc]
+
+    async with call(url, append_s, quiet) as session:
+        yield session
+
+
+TRANSPORTS: dict[str, Transport] = {"websocket": websocket, "live": live, "webrtc": webrtc}
 
 
 def problem_of(heard: Heard) -> str | None:
