@@ -102,7 +102,9 @@ def _check_config(model: str, kind: str, folder: Path, answers: bool, hears: boo
         return
     if kind not in family.stages(config):
         served = f": give --pipeline {Path(pipeline).stem}" if (pipeline := family.pipeline_of(config)) else ""
-        if family.stages(config) == [ALIGNER]:
+        if kind == ALIGNER:
+            served = "; give Qwen/Qwen3-ForcedAligner-0.6B-hf, say, which transformers reads, or quartet-demo-aligner"
+        elif family.stages(config) == [ALIGNER]:
             served = ": it gives words their times; name it by --aligner-model, beside a --model that writes them down"
         raise ValueError(f"this checkpoint has no {kind}{served}")
     if kind == "thinker" and answers and family.only_transcribes(config):

@@ -90,7 +90,8 @@ def run(seed: int, port: int | None, out: Path, image_file: Path, *, verbose: bo
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         system = stack.enter_context(running(options, STOP_GRACE_S))
         client = stack.enter_context(connect(system.url))
-        console.print(f"heard in {SPEECH}: [bold]{_transcript(client)}[/bold]\n")
+        text, begins = _transcript(client)
+        console.print(f"heard in {SPEECH}: [bold]{text}[/bold] (words begin at {begins} s)\n")
         answers = _converse(client, seed)
         image = _make_image(client, seed)
         drawn = _draw(client)
@@ -116,9 +117,12 @@ def run(seed: int, port: int | None, out: Path, image_file: Path, *, verbose: bo
     )
 
 
-def _transcript(client: httpx.Client) -> str:
-    form = {"model": check(client.get("/v1/models")).json()["data"][0]["id"]}
-    return check(client.post("/v1/audio/transcriptions", data=form, files=files("file", [SPEECH]))).json()["text"]
+def _transcript(client: httpx.Client) -> tuple[str, str]:
+    """The text, and when its words begin."""
+    form = {"model": check(client.get("/v1/models")).json()["data"][0]["id"], "response_format": "verbose_json"}
+    form["timestamp_granularities[]"] = "word"
+    told = check(client.post("/v1/audio/transcriptions", data=form, files=files("file", [SPEECH]))).json()
+    return told["text"], ", ".join(f"{word['start']:.2f}" for word in told["words"])
 
 
 def _converse(client: httpx.Client, seed: int) -> list[ChatAnswer]:

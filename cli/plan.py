@@ -13,6 +13,7 @@ from gateway.pipeline.kinds import KINDS
 from gateway.pipelines import SHIPPED, pipeline_file
 from gateway.settings import is_loopback
 from gateway.yaml_source import YamlError
+from services.demo_models import ALIGNER as ALIGNER_MODEL
 from services.demo_models import OMNI, PAINTER, resolve
 from services.registry import (
     ALIGNER,
@@ -151,13 +152,15 @@ class LaunchOptions:
 
 
 def demo_options(pipeline: Path | None = None, dit_model: str | None = None, **others: Any) -> LaunchOptions:
-    """Options of the shipped models; `dit_model` replaces the painter."""
+    """Options of the shipped models; `dit_model` replaces the painter, `aligner_model` the aligner."""
     options = LaunchOptions(OMNI, pipeline=pipeline or OMNI_DIT_PIPELINE, **others)
     kinds = {stage.kind for stage in _config_of(options.pipeline).stages.values()}
     if not kinds - DIFFUSION:
         options.model = dit_model or PAINTER
     elif kinds & DIFFUSION:
         options.dit_model = dit_model or PAINTER
+    if "thinker" in kinds and options.aligner_model is None:
+        options.aligner_model = ALIGNER_MODEL
     return options
 
 
@@ -277,7 +280,7 @@ def _check_options(options: LaunchOptions, parts: set[str]) -> None:
         raise LaunchError(
             f"--aligner-model: missing; {file} has an aligner, whose checkpoint is another than --model's"
         )
-    if options.aligner_model is not None and parts <= {ALIGNER, *DIFFUSION}:
+    if options.aligner_model is not None and not parts & {"thinker", ASR}:
         reason = "has no model that writes down speech, whose words it could give times; leave it out"
         raise LaunchError(f"--aligner-model: {file} {reason}")
     if options.dit_model is None and diffusion and parts - DIFFUSION:

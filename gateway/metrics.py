@@ -64,7 +64,7 @@ FIRST_SOUND = Histogram(
     "quartet_gateway_first_sound_seconds",
     "From a user's last word to the first sound sent of the answer, the silence that ends the turn included",
     ["transport"],
-    buckets=(0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0),
+    buckets=(0.25, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 30.0),
 )
 UNDERRUNS = Counter(
     "quartet_gateway_underruns_total", "Pieces of realtime sound sent too late for gapless playback", ["transport"]

@@ -56,11 +56,12 @@ def restore() -> None:
 
 @app.command()
 def export() -> None:
-    """Write both checkpoints to services/demo_models. Model cards stay."""
+    """Write all checkpoints to services/demo_models. Model cards stay."""
     from training import export
 
     export.omni()
     export.painter()
+    export.aligner()
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 
 from services.families.qwen3_omni.tiny.model import generation_config
 from services.families.qwen3_omni.tiny.processor import save_processor
@@ -15,7 +16,7 @@ from training.seeing import PIXELS
 from training.shape import config, tokenizer
 
 MODELS = Path(__file__).parents[1] / "services" / "demo_models"
-OMNI, PAINTER = "quartet-demo", "quartet-demo-painter"
+OMNI, PAINTER, ALIGNER = "quartet-demo", "quartet-demo-painter", "quartet-demo-aligner"
 # Answers that are right are likely by far: sampling is for the small rest.
 TEMPERATURE, TOP_K = 0.2, 20
 
@@ -59,6 +60,19 @@ def painter(out: Path = MODELS / PAINTER) -> None:
     )
     clear(out)
     pipeline.to(torch.bfloat16).save_pretrained(out)
+    _readable(out)
+
+
+def aligner(out: Path = MODELS / ALIGNER) -> None:
+    """Writes the aligner to `out`, as `omni` does."""
+    from training import aligner as trained
+
+    net = loop.load(trained.NAME, trained.LetterNet(**trained.SHAPE))
+    clear(out)
+    weights = {name: tensor.to(torch.float16).contiguous() for name, tensor in net.state_dict().items()}
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    settings = {"model_type": "quartet_ctc_aligner", **trained.SHAPE, "languages": ["en"]}
+    (out / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     _readable(out)
 
 

@@ -144,5 +144,7 @@ def _wait(last_s: float, heard: Heard | str) -> Wait:
     if isinstance(heard, str) or error is not None:
         return Wait(error=error)
     pieces = heard.pieces()
+    if not pieces:
+        return Wait(error="an answer of zeros")
     gaps = playback_gaps_ms((came_s * 1000, plays_s * 1000) for came_s, plays_s in pieces)
     return Wait(pieces[0][0] - last_s, gaps)

@@ -1,4 +1,5 @@
-"""A client of `/v1/realtime` with a microphone: it sends sound in real time, and notes when each event comes.
+"""A client of `/v1/realtime`, or of another such WebSocket, with a microphone: it sends sound in real time, and notes
+when each event comes.
 
 Events are parsed only after the load is over, as in client.py: until then no more is read than their type.
 """
@@ -14,11 +15,32 @@ from typing import Any
 
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
 
 from benchmarks.conversations.utterances import RATE_HZ, silence
 
 _TYPE_BEGINS = len('{"type":"')  # our events begin with their type
 _GUARD_S = 300.0  # against hanging
+
+
+@dataclass(frozen=True)
+class Wire:
+    """A WebSocket for spoken conversations.
+
+    Attributes:
+        path: where it is.
+        append: type of the client's events with sound, in `audio`.
+        started: type of the server's event from which the client may send.
+        start: what the client says before.
+    """
+
+    path: str
+    append: str
+    started: str
+    start: dict[str, Any] | None = None
+
+
+REALTIME = Wire("/v1/realtime", "input_audio_buffer.append", "session.created")
 
 
 class Lost(Exception):
@@ -52,12 +74,12 @@ class Caller:
         events: all that came, in order.
     """
 
-    def __init__(self, socket: ClientConnection, append_s: float, background: np.ndarray | None) -> None:
-        self._socket, self._append_s = socket, append_s
+    def __init__(self, socket: ClientConnection, append_s: float, wire: Wire, background: np.ndarray | None) -> None:
+        self._socket, self._append_s, self._kind = socket, append_s, wire.append
         self._samples = round(append_s * RATE_HZ)
         self._track: np.ndarray = np.empty(0, np.int16)
         self._began_s = self._tick = 0.0
-        self._silence = _append(silence(append_s) if background is None else background)
+        self._silence = self._append(silence(append_s) if background is None else background)
         self.events: list[Came] = []
         self._changed = asyncio.Condition()
 
@@ -91,7 +113,7 @@ class Caller:
 
     async def listen(self) -> None:
         """Notes what comes, until the session ends."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ConnectionClosed):
             async for text in self._socket:
                 at_s = time.perf_counter()
                 assert isinstance(text, str)
@@ -112,12 +134,11 @@ class Caller:
             await asyncio.sleep(self._began_s + self._tick * self._append_s - time.perf_counter())
             if len(piece) < self._samples:
                 piece = np.concatenate([piece, np.zeros(self._samples - len(piece), np.int16)])
-            await self._socket.send(_append(piece) if piece.any() else self._silence)
+            await self._socket.send(self._append(piece) if piece.any() else self._silence)
 
-
-def _append(samples: np.ndarray) -> str:
-    audio = base64.b64encode(samples.astype("<i2").tobytes()).decode()
-    return json.dumps({"type": "input_audio_buffer.append", "audio": audio})
+    def _append(self, samples: np.ndarray) -> str:
+        audio = base64.b64encode(samples.astype("<i2").tobytes()).decode()
+        return json.dumps({"type": self._kind, "audio": audio})
 
 
 @contextlib.asynccontextmanager
@@ -128,6 +149,7 @@ async def call(
     *,
     records: bool = True,
     background: np.ndarray | None = None,
+    wire: Wire = REALTIME,
 ) -> AsyncIterator[Caller]:
     """A session whose microphone is on.
 
@@ -137,21 +159,24 @@ async def call(
         session: for session.update.
         records: False: the microphone is off, and nothing is sent.
         background: (append_s * RATE_HZ,) int16, what it hears while nobody speaks; None: zeros.
+        wire: how it speaks with the gateway.
 
     Raises:
         Lost: it was refused, or ended too soon.
     """
     try:
         socket = await connect(
-            url.replace("http", "ws", 1) + "/v1/realtime", open_timeout=_GUARD_S, compression=None, max_size=None
+            url.replace("http", "ws", 1) + wire.path, open_timeout=_GUARD_S, compression=None, max_size=None
         )
     except OSError as error:
         raise Lost(f"no session: {error}") from None
     async with socket:
-        caller = Caller(socket, append_s, background)
+        caller = Caller(socket, append_s, wire, background)
         tasks = [asyncio.create_task(caller.listen())]
         try:
-            await caller.until("session.created")
+            if wire.start is not None:
+                await socket.send(json.dumps(wire.start))
+            await caller.until(wire.started)
             if session is not None:
                 await caller.send("session.update", session={"type": "realtime", **session})
                 await caller.until("session.updated")

@@ -18,7 +18,7 @@ from pathlib import Path
 GIB = 2**30
 PYTHONS = ((3, 11), (3, 12), (3, 13))
 DISK_BYTES = {"thinker-cpu": 6 * GIB, "thinker-cuda": 16 * GIB}  # of an environment, with what pip unpacks meanwhile
-MEMORY_BYTES = 4 * GIB  # five processes on the models that come with Quartet take 3 GiB
+MEMORY_BYTES = 4 * GIB  # six processes on the models that come with Quartet take 3 GiB
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_BYTES = 64 * 2**20
 
@@ -74,7 +74,7 @@ def _room(thinker: str, folder: Path | None) -> Iterator[Lack]:
             yield Lack(f"room on the disk: {folder} has {free / GIB:.1f} GiB free, {needed / GIB:.0f} are needed")
     memory = memory_bytes()
     if memory < MEMORY_BYTES:
-        needed = f"the five processes of `make demo` take {MEMORY_BYTES / GIB:.0f}"
+        needed = f"the six processes of `make demo` take {MEMORY_BYTES / GIB:.0f}"
         yield Lack(f"memory: there are {memory / GIB:.1f} GiB, and {needed}", fatal=False)
     if not SHARED_MEMORY.is_dir() or not os.access(SHARED_MEMORY, os.W_OK):
         mount = f"mount -t tmpfs tmpfs {SHARED_MEMORY}"

@@ -36,7 +36,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._left, self._stop = left, Stop()
 
     async def run_asgi(self) -> None:
-        self.scope["state"]["stop"] = self._stop
+        self.scope.setdefault("state", {})["stop"] = self._stop
         await super().run_asgi()
 
     def shutdown(self) -> None:

@@ -122,9 +122,10 @@ class PipelineConfig(Strict):
         return [*dict.fromkeys(before), name]
 
     def model_stage(self, output: Output) -> str:
-        """Name of the stage whose model makes `output`. The pipeline must make it."""
+        """Name of the stage whose model makes `output`, or of the last one if clients name none. The pipeline must make
+        it."""
         chain = self._chain(getattr(self.outputs, output), self.streams)
-        return next(name for name in chain if KINDS[self.stages[name].kind].is_model)
+        return next((name for name in chain if KINDS[self.stages[name].kind].is_model), chain[-1])
 
     @property
     def listener(self) -> str | None:

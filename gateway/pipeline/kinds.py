@@ -111,7 +111,7 @@ KINDS = {
         # Its other method, Score, is called by gateway/pipeline/embedder.py.
         StageKind("embedder", EmbedderServiceStub, "Embed", makes=("embedding", "scores"), is_model=True),
         # Called by gateway/pipeline/aligner.py: its request has the sound, and its response is one message.
-        StageKind("aligner", AlignerServiceStub, "Align", makes=("words",), is_model=True),
+        StageKind("aligner", AlignerServiceStub, "Align", makes=("words",)),
     )
 }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.pipeline.addresses import Resolver, resolve_host
 from gateway.pipeline.config import PipelineConfig
-from gateway.pipeline.kinds import Output
+from gateway.pipeline.kinds import KINDS, Output
 from gateway.pipeline.stage import Stage
 from gateway.tasks import cancel
 from services.common.rpc.channels import Channels
@@ -65,7 +65,8 @@ class Pipeline:
 
     @property
     def with_models(self) -> list[Stage]:
-        return list(dict.fromkeys(self._outputs.values()))
+        made = dict.fromkeys(self._outputs.values())
+        return [stage for stage in made if KINDS[stage.kind].is_model] or list(made)
 
     def info(self, kind: str) -> Any | None:
         """Info of the answer's stage, e.g. ThinkerInfo; None before it is known."""

@@ -1,5 +1,7 @@
 """Settings of the aligner's process."""
 
+from typing import ClassVar
+
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
@@ -10,6 +12,7 @@ class AlignerSettings(StageSettings):
     """Settings of the aligner: flags, QUARTET_ALIGNER_* variables, or keys of the file that --config names."""
 
     model_config = SettingsConfigDict(env_prefix="QUARTET_ALIGNER_")
+    for_others: ClassVar[tuple[str, ...]] = ("QUARTET_ALIGNER_MODEL_NAME",)  # docker-compose.yaml's
 
     max_audio_s: float | None = Field(
         default=None, gt=0, description="longest sound of a request; default: the model's"

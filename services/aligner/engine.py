@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import structlog
 import torch
 
 from services.aligner.config import AlignerSettings
 from services.aligner.family import RATE_HZ, Sound, WordAligner, WordTimes, load_model
 from services.aligner.metrics import AUDIO_SECONDS, STEP_BATCH, STEP_SECONDS, WORDS
 from services.common.engine.device import make_current, prepared_device
-from services.common.errors import InternalError, StageError
-
-log = structlog.get_logger()
 
 
 class _Waiting(NamedTuple):
@@ -41,7 +37,7 @@ class AlignerEngine:
         """The times of a sound's words. A cancelled sound leaves the queue; a step that has begun ends.
 
         Raises:
-            InternalError: the model failed at a step.
+            Exception: the model failed at the step.
         """
         if not sound.words:
             return []
@@ -62,21 +58,14 @@ class AlignerEngine:
             try:
                 loop = asyncio.get_running_loop()
                 times = await loop.run_in_executor(self._thread, self._step, [each.sound for each in batch])
-            except Exception as error:
-                log.exception("a step failed", sounds=len(batch))
-                self._fail(batch, error)
+            except Exception as error:  # raised again where each sound is awaited
+                for waiting in batch:
+                    if not waiting.result.done():
+                        waiting.result.set_exception(error)
                 continue
             for waiting, found in zip(batch, times, strict=True):
                 if not waiting.result.done():  # else it was cancelled
                     waiting.result.set_result(found)
-
-    @staticmethod
-    def _fail(batch: Sequence[_Waiting], error: Exception) -> None:
-        for waiting in batch:
-            if not waiting.result.done():
-                failure = InternalError("the aligner's engine failed at a step of this request")
-                failure.__cause__ = error
-                waiting.result.set_exception(error if isinstance(error, StageError) else failure)
 
     def _next_batch(self) -> list[_Waiting]:
         """The sounds that came first, as many as fit; those that nobody waits for are dropped."""

@@ -125,6 +125,24 @@ def test_spoken_conversations_beside_chats(open_stack: Stack, tmp_path: Path):
 
 @pytest.mark.e2e
 @pytest.mark.weekly
+@pytest.mark.parametrize(("transport", "speaking"), [("websocket", 30), ("live", 8)])
+def test_users_speak_in_a_crowd_of_200_sessions(open_stack: Stack, tmp_path: Path, transport: str, speaking: int):
+    """Nobody is lost, and everybody is answered."""
+    where = ["--run-dir", str(open_stack.run_directory), "--json", str(tmp_path / "figures.json")]
+    crowd = ["--sessions", "--barging", "0", "--listening", "0", "--open", "200", "--speaking", str(speaking)]
+    short = ["--user-turns", "2", "--transport", transport, "--tokens", "8", "--frames", "10"]
+    assert "the gateway's metrics say" in _run("realtime", *where, *crowd, *short)
+    figures = json.loads((tmp_path / "figures.json").read_text())["crowds"][transport]
+    assert (figures["sessions"], figures["lost"]) == (200, 0)
+    assert [len(waits) for waits in figures["users"]] == speaking * [2]
+    waits = [wait for user in figures["users"] for wait in user]
+    assert all(wait["error"] is None and wait["first_sound_s"] > 0.5 for wait in waits)
+    assert figures["told_s"][0] > 0.5
+    assert 0 < figures["session_kib"] < 1500  # a session that waits has no model of its own
+
+
+@pytest.mark.e2e
+@pytest.mark.weekly
 def test_split_and_fused_say_the_same(open_stack: Stack, tiny_checkpoint: Path, tmp_path: Path):
     loads = ["--concurrency", "2", "--requests", "2", "--rounds", "1", "--threads", "1"]
     assert "both said the same" in _run(

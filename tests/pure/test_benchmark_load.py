@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.conversations.microphone import Came
+from benchmarks.conversations.transports import Heard, problem_of
 from benchmarks.peers.chat import in_line
 from benchmarks.systems.processes import Groups, system_pids
 from benchmarks.traffic import client
@@ -42,6 +44,31 @@ class TestPlayer:
     def test_the_wait_for_the_first_chunk_is_no_gap(self):
         assert playback_gaps_ms([(9000, 80)]) == []
         assert playback_gaps_ms([]) == []
+
+
+class TestCrowd:
+    def test_zeros_between_the_pieces_of_an_answer_are_a_gap(self):
+        def delta(at_s: float, sample: int) -> Came:
+            sound = base64.b64encode(sample.to_bytes(2, "little") * 2400).decode()
+            return Came(at_s, "session.output_audio.delta", json.dumps({"type": "x", "delta": sound}))
+
+        deltas = [delta(1.0, 7), delta(1.1, 0), delta(1.2, 0), delta(1.3, 7), delta(1.4, 0)]
+        heard = Heard(deltas, deltas[-1])
+        assert heard.pieces() == [(1.0, pytest.approx(0.1)), (1.3, pytest.approx(0.1))]
+        gaps = playback_gaps_ms((at_s * 1000, plays_s * 1000) for at_s, plays_s in heard.pieces())
+        assert gaps == [pytest.approx(200)]
+        assert problem_of(heard) is None
+
+    @pytest.mark.parametrize(
+        ("event", "problem"),
+        [
+            ({"type": "error", "error": {"code": "queue_full", "message": "later"}}, "queue_full: later"),
+            ({"type": "response.done", "response": {"status": "failed", "status_details": 1}}, "failed: 1"),
+            ({"type": "response.done", "response": {"status": "completed"}}, "an answer without sound"),
+        ],
+    )
+    def test_an_answer_that_is_none_says_why(self, event, problem):
+        assert problem_of(Heard([], Came(0.0, event["type"], json.dumps(event)))) == problem
 
 
 class TestLoops:

@@ -13,7 +13,7 @@ import yaml
 from cli.budget_report import MOST_GPUS
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from services.demo_models import OMNI, PAINTER
+from services.demo_models import ALIGNER, OMNI, PAINTER
 from tests.support.deployment.compose_files import rendered
 from tests.support.deployment.health_command import COMMAND
 from tests.support.k8s.objects import settings_classes
@@ -28,7 +28,7 @@ SERVICES = yaml.safe_load(COMPOSE)["services"]
 SPEECH = yaml.safe_load((ROOT / "deploy/docker/speech.yaml").read_text())["services"]
 TEXT = yaml.safe_load((ROOT / "deploy/docker/text.yaml").read_text())["services"]
 SECURITY = ("keys", "tls")
-OURS = ("gateway", "thinker", "talker", "code2wav", "asr", "dit", "embedder")
+OURS = ("gateway", "thinker", "talker", "code2wav", "asr", "dit", "embedder", "aligner")
 PROCESS = {name: name for name in OURS} | {"asr": "thinker"}  # what a service runs, which its image is named after
 IMAGES = tuple(dict.fromkeys(PROCESS.values()))
 START = ROOT / "deploy/docker/start.py"
@@ -276,7 +276,7 @@ def test_an_image_is_built_once():
 def test_an_image_has_the_model_that_is_served_without_env(name):
     process = PROCESS[name]
     served = re.findall(r":-([^}]+)", SERVICES[name]["environment"].get(f"QUARTET_{process.upper()}_MODEL", ""))
-    assert served == {"gateway": [], "embedder": [], "dit": [PAINTER]}.get(name, [OMNI])
+    assert served == {"gateway": [], "embedder": [], "dit": [PAINTER], "aligner": [ALIGNER]}.get(name, [OMNI])
     copied = r"^COPY --from=code /shipped/(\S+) /opt/quartet/code/services/demo_models/\1$"
     assert re.findall(copied, image(process), re.MULTILINE) == served
 

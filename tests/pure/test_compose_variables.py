@@ -15,12 +15,12 @@ from tests.support.deployment.compose_files import ROOT, at, interpolated, rende
 from tests.support.documents import PAGES
 from tests.support.settings_of_processes import PROCESSES
 
-STAGES = ("thinker", "talker", "code2wav", "dit", "embedder")
+STAGES = ("thinker", "talker", "code2wav", "dit", "embedder", "aligner")
 OURS = ("gateway", *STAGES)
 OF_STAGES = (*STAGES, "asr")  # containers; asr runs a thinker
 CONTAINERS = ("gateway", *OF_STAGES)
 PREFIXES = "QUARTET|OTEL|UCX|GRPC|HF|OMP|COMPOSE|TORCH|WHEELS|PROMETHEUS|GRAFANA|GATEWAY|THINKER|TALKER|CODE2WAV|DIT"
-PREFIXES += "|ASR|EMBEDDER"
+PREFIXES += "|ASR|EMBEDDER|ALIGNER"
 NAME = re.compile(rf"(?<![A-Z0-9_])(?:{PREFIXES})_(?:[A-Z0-9_]|<[A-Z]+>)+")
 VALUE = "4711"
 
@@ -46,6 +46,8 @@ ARRIVES = {
     "QUARTET_DIT_MODEL_NAME": ["services.dit.environment.QUARTET_DIT_SERVED_MODEL_NAME"],
     "QUARTET_EMBEDDER_MODEL": ["services.embedder.environment.QUARTET_EMBEDDER_MODEL"],
     "QUARTET_EMBEDDER_MODEL_NAME": ["services.embedder.environment.QUARTET_EMBEDDER_SERVED_MODEL_NAME"],
+    "QUARTET_ALIGNER_MODEL": ["services.aligner.environment.QUARTET_ALIGNER_MODEL"],
+    "QUARTET_ALIGNER_MODEL_NAME": ["services.aligner.environment.QUARTET_ALIGNER_SERVED_MODEL_NAME"],
     "QUARTET_VOICE_MODEL": [
         f"[llm-tts] services.{stage}.environment.QUARTET_{stage.upper()}_MODEL" for stage in STAGES[1:3]
     ],

@@ -218,7 +218,7 @@ def loaded_with(module: str, root: Path) -> dict[str, set[str]]:
 def test_engines_know_no_grpc() -> None:
     for stage in ("code2wav", "talker", "dit", "encoder", "embedder", "aligner", "thinker"):
         loaded = loaded_with(f"services.{stage}.engine", ROOT)
-        assert {f"services.{stage}", "services.common.errors"} <= set(loaded)
+        assert {f"services.{stage}", "services.common"} <= set(loaded)
         assert [name for name, others in loaded.items() if any(within(other, "grpc") for other in others)] == []
 
 

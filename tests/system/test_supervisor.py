@@ -366,7 +366,10 @@ def test_what_does_not_fit_the_pipeline_is_refused_before_anything_starts(
         (["--model", "llama", "--talker-model", "llama"], r"--talker-model llama: this checkpoint has no talker.*"),
         (["--model", "llama", "--talker-model", "no"], r"--talker-model no: there is no such directory.*"),
         (["--model", "llama", "--asr-model", "llama"], r"--asr-model llama: .*reads texts alone; give a model that .*"),
-        (["--model", "a/b", "--aligner-model", "llama"], r"--aligner-model llama: this checkpoint has no aligner.*"),
+        (
+            ["--model", "a/b", "--aligner-model", "llama"],
+            r"--aligner-model llama: .*has no aligner; give Qwen.*-hf, say.*",
+        ),
         (["--model", "times"], r"--model times: .*; name it by --aligner-model, beside a --model that .*"),
         (["--model", "a/b", "--api-keys-file", "none.yaml"], r"--api-keys-file: .*none.yaml:1: cannot be read.*"),
         (["--model", "a/b", "--host", "0.0.0.0"], r"gateway: .*without API keys.*"),

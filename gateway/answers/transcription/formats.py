@@ -6,18 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True)
-class TimedWord:
-    """A word of a transcript, without the punctuation around it; when it is said, from the beginning of the audio."""
-
-    text: str
-    begin_s: float
-    end_s: float
-
-    def verbose(self) -> dict[str, Any]:
-        """OpenAI's form."""
-        return {"word": self.text, "start": round(self.begin_s, 3), "end": round(self.end_s, 3)}
+from gateway.answers.word_times import TimedWord
 
 
 @dataclass

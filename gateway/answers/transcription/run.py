@@ -13,23 +13,22 @@ from gateway.access.api_key import ApiKey
 from gateway.answers.catalog import not_reached
 from gateway.answers.gateway import Gateway
 from gateway.answers.transcription.audio_sources import FileSound, LiveSound
-from gateway.answers.transcription.formats import Segment, TimedWord
+from gateway.answers.transcription.formats import Segment
 from gateway.answers.transcription.languages import code_of
 from gateway.answers.transcription.request import TranslationRequest
+from gateway.answers.word_times import NO_ALIGNER, TimedWord, timed_words
 from gateway.errors import in_own_terms, invalid
 from gateway.listening.silero import RATE_HZ
 from gateway.listening.speech_windows import SpeechWindow
 from gateway.media.encode import encode_audio
 from gateway.media.fetch import media_errors
-from gateway.pipeline.aligner import word_times
 from gateway.pipeline.events import Event, Finished, PromptRead, TextDelta, WholeBeam
 from gateway.pipeline.run import Job, run
 from gateway.pipeline.sampling import TranscriptSampling
 from gateway.pipeline.stage import Stage
 from gateway.tasks import cancel
-from quartet.v1 import aligner_pb2, media_pb2, thinker_pb2
+from quartet.v1 import media_pb2, thinker_pb2
 
-_NO_ALIGNER = "no aligner is here to find the times of words; have the server started with --aligner-model"
 _PARALLEL_WINDOWS = 4  # of one request, in the thinker
 
 
@@ -75,7 +74,7 @@ class TranscriptionRun:
             raise invalid("use_beam_search", "this model searches for no beams; leave it out")
         self._aligner = gateway.pipeline.output("words") if request.wants_words else None
         if request.wants_words and self._aligner is None:
-            raise invalid("timestamp_granularities", f"{_NO_ALIGNER}, or leave word out", "unsupported_model")
+            raise invalid("timestamp_granularities", f"{NO_ALIGNER}, or leave word out", "unsupported_model")
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -155,25 +154,10 @@ class TranscriptionRun:
 
     async def _words(self, aligner: Stage, piece: "_Piece", window: SpeechWindow) -> list[TimedWord]:
         """Of a piece whose text is whole. Their times are within the window. Raises StageError."""
-        text, segment = "".join(piece.written), piece.segment
-        if not text.strip():
-            return []
-        request = aligner_pb2.AlignRequest(
-            request_id=f"{self._request_id}-{segment.id}",
-            pcm16=window.pcm16,
-            text=text,
-            language=code_of(self.request.language),
-        )
-
-        length_ms = len(window.pcm16) * 500 / RATE_HZ
-
-        def at(ms: int) -> float:
-            return window.audio_begin_s + min(ms, length_ms) / 1000
-
-        return [
-            TimedWord(text[word.text_begin : word.text_end], at(word.begin_ms), at(word.end_ms))
-            for word in await word_times(aligner, request, self.sound.left_s())
-        ]
+        language, begin_s = code_of(self.request.language), window.audio_begin_s
+        request_id, text = f"{self._request_id}-{piece.segment.id}", "".join(piece.written)
+        left_s = self.sound.left_s()
+        return await timed_words(aligner, request_id, window.pcm16, text, language, left_s, begin_s)
 
     def _start(self, window: SpeechWindow) -> thinker_pb2.GenerateStart:
         most, temperature = self.request.max_completion_tokens, self.request.temperature

@@ -32,8 +32,6 @@ def _model(gateway: Gateway, name: str, stage: Stage) -> dict[str, Any]:
         facts = _dit_facts(stage.info)
     elif stage.kind == "embedder":
         facts = _embedder_facts(stage.info)
-    elif stage.kind == "aligner":
-        facts = _aligner_facts(stage.info)
     else:
         facts = _answer_facts(gateway, stage)
         image = gateway.pipeline.output("image")
@@ -110,13 +108,6 @@ def _embedder_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[
         "max_context_tokens": embedder.max_input_tokens,
         **facts,
     }
-
-
-def _aligner_facts(info: server_info_pb2.GetServerInfoResponse | None) -> dict[str, Any]:
-    if info is None:
-        return {}
-    facts = MessageToDict(info.aligner, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return {"input_modalities": ["text", "audio"], "output_modalities": ["words"], **facts}
 
 
 @router.get("/v1/models")

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import deepcopy
-from typing import Annotated, Literal, Self
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
 import pybase64
 from fastapi import APIRouter, Depends, Request
@@ -18,6 +19,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.sampling import talker_sampling
 from gateway.answers.voice_options import SpeakPlan, VoiceOptions, plan_speech
+from gateway.answers.word_times import NO_ALIGNER, TimedWord, for_aligner, timed_words
 from gateway.errors import ApiError, in_own_terms, invalid
 from gateway.http.connection import EventStream, StreamedResponse, admitted, key_of, owner_of, sse
 from gateway.http.forms import page, read_json
@@ -26,8 +28,9 @@ from gateway.pipeline.events import AudioDelta, Finished
 from gateway.pipeline.run import Job, run, speech
 from gateway.pipeline.sampling import TalkerSampling
 from gateway.pipeline.sentences import cut
+from gateway.pipeline.stage import Stage
 from gateway.pipeline.typed_text import TypedText
-from gateway.validation import NotNegative, Strict, ignoring
+from gateway.validation import Listed, NotNegative, Strict, ignoring
 from quartet.v1 import talker_pb2
 
 MEDIA_TYPES = {**AUDIO_MEDIA_TYPES, "pcm": "audio/pcm"}
@@ -58,6 +61,9 @@ class CreateSpeechRequest(ignoring(SpeechSettings, *harmless.SPEECH)):
 
     input: str = Field(description="what is said; control tokens of the model are read as plain text")
     stream_format: Literal["audio", "sse"] = Field(default="audio", description="sse: OpenAI's speech.audio events")
+    timestamp_granularities: Listed[Literal["word"]] | None = Field(
+        default=None, description="only with sse: events with the times of words, by an aligner"
+    )
     volume_multiplier: Annotated[float, Field(ge=1, le=1)] | None = Field(
         default=None, description="accepted if it is 1: the speech is as loud as the model makes it"
     )
@@ -73,6 +79,10 @@ async def speak(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -
     limit_s = gateway.settings.request_timeout_s
     request = await read_json(http, CreateSpeechRequest)
     speech_run = await SpeechRun.begin(gateway, request, http)
+    if request.timestamp_granularities:
+        if request.stream_format != "sse":
+            raise invalid("timestamp_granularities", "only with stream_format sse: a file has no place for them")
+        speech_run.find_words()
     pieces = speech_run.cut(request.input)
     if request.stream_format == "sse":
         return EventStream(_events(speech_run, pieces), limit_s, speech_run.headers)
@@ -86,6 +96,10 @@ async def _events(speech_run: "SpeechRun", pieces: Sequence[str]) -> AsyncGenera
     async with aclosing(speech_run.file(pieces)) as made:
         async for piece in made:
             yield sse({"type": "speech.audio.delta", "audio": pybase64.b64encode_as_string(piece)})
+            if words := speech_run.take_words():
+                yield sse({"type": "speech.audio.words", "words": words})
+    if words := speech_run.take_words():
+        yield sse({"type": "speech.audio.words", "words": words})
     yield sse({"type": "speech.audio.done", "usage": speech_run.usage})
 
 
@@ -99,7 +113,7 @@ class SpeechRun:
     def __init__(self, gateway: Gateway, settings: SpeechSettings, plan: SpeakPlan, meter: Meter, text: str) -> None:
         self._gateway, self._settings, self._meter = gateway, settings, meter
         # This request's names of members that errors name as a chat's.
-        self._start, self._names = plan.start, {"audio.voice": "voice", "messages": text, **plan.names}
+        self._start, self._names = plan.start, {"audio.voice": "voice", "messages": text, "file": text, **plan.names}
         self._start.sampling.CopyFrom(talker_sampling(gateway, settings.quartet.talker, settings.seed))
         code2wav = gateway.catalog.info("code2wav")
         self.sample_rate_hz: int = code2wav.sample_rate_hz
@@ -108,6 +122,8 @@ class SpeechRun:
         if plan.voice:
             self.headers["x-quartet-voice"] = plan.voice
         self._audio_bytes, self._spoken = 0, list[talker_pb2.SpeakSummary]()
+        self._aligner: Stage | None = None
+        self._words = list[TimedWord]()
         meter.log |= {"format": settings.response_format, **plan.log}
 
     @classmethod
@@ -134,6 +150,18 @@ class SpeechRun:
         if characters > most:
             reason = f"has {characters} characters; at most {most} are spoken"
             raise invalid(param, reason, "string_above_max_length")
+
+    def find_words(self) -> None:
+        """From now on, has the words of each piece found. Raises ApiError: 400, there is no aligner."""
+        self._aligner = self._gateway.pipeline.output("words")
+        if self._aligner is None:
+            raise invalid("timestamp_granularities", f"{NO_ALIGNER}, or leave them out", "unsupported_model")
+
+    def take_words(self) -> list[dict[str, Any]]:
+        """Those that were found since the last call, in OpenAI's form, with their times in the file."""
+        words, self._words = self._words, []
+        speed = self._settings.speed
+        return [replace(each, begin_s=each.begin_s / speed, end_s=each.end_s / speed).verbose() for each in words]
 
     @property
     def usage(self) -> dict[str, int]:
@@ -176,16 +204,34 @@ class SpeechRun:
             typed = piece
         else:
             start.text.text = piece
-        job = Job(f"{self._meter.request_id}{suffix}", speech(start), text=typed)
+        request_id, begin_s, sound = f"{self._meter.request_id}{suffix}", self.seconds, bytearray()
+        job = Job(request_id, speech(start), text=typed)
         with in_own_terms(lambda member: self._names.get(member, member)):
             async with aclosing(run(self._gateway.pipeline, [job], self._meter.left_s)) as events:
                 async for _, event in events:
                     if isinstance(event, AudioDelta):
                         self._meter.observe(event)
                         self._audio_bytes += len(event.pcm16)
+                        if self._aligner is not None:
+                            sound += event.pcm16
                         yield event.pcm16
                     elif isinstance(event, Finished) and event.talker is not None:
                         self._spoken.append(event.talker)
+            if self._aligner is not None and self.seconds - begin_s <= _longest_s(self._aligner):
+                rest = self._aligner, request_id, start.text.text, begin_s
+                self._words += await self._words_of(bytes(sound), *rest)
+
+    async def _words_of(
+        self, sound: bytes, aligner: Stage, request_id: str, text: str, begin_s: float
+    ) -> list[TimedWord]:
+        """Of a piece that begins at `begin_s`. Raises StageError."""
+        pcm16 = await asyncio.to_thread(for_aligner, sound, self.sample_rate_hz)
+        return await timed_words(aligner, request_id, pcm16, text, "", self._meter.left_s, begin_s)
+
+
+def _longest_s(aligner: Stage) -> float:
+    """The longest sound that it takes."""
+    return aligner.info.aligner.max_audio_s if aligner.info is not None else 0.0
 
 
 def nothing_to_say(param: str) -> ApiError:

@@ -128,7 +128,7 @@ def _best_path(scores: Scores, states: _States) -> np.ndarray:
     path = np.empty(frames, np.int64)
     for t in range(frames - 1, -1, -1):
         path[t] = state
-        state -= came[t, state]
+        state -= int(came[t, state])
     return path
 
 

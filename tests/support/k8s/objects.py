@@ -12,6 +12,7 @@ import yaml
 
 from gateway.pipeline.kinds import KINDS
 from gateway.settings import GatewaySettings
+from services.aligner.config import AlignerSettings
 from services.code2wav.config import Code2WavSettings
 from services.common.rpc.settings import Settings
 from services.dit.config import DitSettings
@@ -46,6 +47,7 @@ def settings_classes() -> dict[str, type[Settings]]:
         "dit": DitSettings,
         "asr": ThinkerSettings,
         "embedder": EmbedderSettings,
+        "aligner": AlignerSettings,
     }
 
 
