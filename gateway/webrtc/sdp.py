@@ -87,17 +87,19 @@ def _offer(description: SessionDescription) -> SdpOffer:
     media = description.media
     if len(media) > _MAX_SECTIONS:
         raise _refusal(f"has more than {_MAX_SECTIONS} sections")
-    audio = next((each for each in media if each.kind == "audio" and each.port), None)
+    bundles = [group.items for group in description.group if group.semantic == "BUNDLE"]
+    # one without a port is refused by the client itself, but for one that goes by another's port (RFC 9143, 6)
+    offered = [each for each in media if each.port or any(each.rtp.muxId in items for items in bundles)]
+    audio = next((each for each in offered if each.kind == "audio"), None)
     opus = audio and next((each for each in audio.rtp.codecs if each.mimeType.lower() == "audio/opus"), None)
     if audio is None or opus is None or opus.payloadType is None:
         raise _refusal("has no audio with Opus; add the microphone's track before createOffer()")
-    channel = next((each for each in media if each.kind == "application" and each.port), None)
+    channel = next((each for each in offered if each.kind == "application"), None)
     for section in filter(None, (audio, channel)):
         if section.rtp.muxId == "":
             raise _refusal("has a section without a=mid")
         if section.dtls is None or not section.dtls.fingerprints:
             raise _refusal("has no a=fingerprint with a=setup: calls are encrypted")
-    bundles = [group.items for group in description.group if group.semantic == "BUNDLE"]
     if channel is not None and not any({audio.rtp.muxId, channel.rtp.muxId} <= set(items) for items in bundles):
         raise _refusal("does not bundle its audio and its channel (a=group:BUNDLE): one port serves both")
     if not audio.rtcp_mux:

@@ -186,6 +186,16 @@ async def test_a_form_has_the_session(server):
     await caller.close()
 
 
+async def test_an_offer_of_one_port(server):
+    """As browsers make it with `bundlePolicy: "max-bundle"`."""
+    caller = Caller()
+    offer = re.sub(r"m=application \d+", "m=application 0", await caller.offer())
+    answer = await server.gateway.http.post(CALLS, content=offer, headers=SDP)
+    await caller.begin(answer.text)
+    await caller.until("session.created")
+    await caller.close()
+
+
 def _without(line: str, offer: str) -> str:
     return "\r\n".join(each for each in offer.split("\r\n") if not each.startswith(line))
 

@@ -32,6 +32,7 @@ from gateway.validation import Strict
 _OWNER = "x-quartet-owner"
 _TIMEOUT_S = 30.0
 _SDP = "application/sdp"
+_MAX_OFFER_BYTES = 64 * 1024  # a browser's has 2 to 8 KiB
 _MAX_MESSAGE_BYTES = 128 * 1024 * 1024
 _CONTENT = {
     _SDP: {"schema": {"type": "string", "description": "the offer of the client's RTCPeerConnection"}},
@@ -158,8 +159,11 @@ async def _read(http: Request) -> _CallForm:
             f"the body is {kind[:64] or 'without a type'}; send {_SDP}, or multipart/form-data with sdp and session"
         )
         raise ApiError(400, message, None, "invalid_body")
+    body = await read_body(http)
+    if len(body) > _MAX_OFFER_BYTES:
+        raise invalid("sdp", f"has more than {_MAX_OFFER_BYTES} bytes", "invalid_offer")
     try:
-        return _CallForm(sdp=(await read_body(http)).decode())
+        return _CallForm(sdp=body.decode())
     except UnicodeDecodeError:
         raise invalid("sdp", "is no text in UTF-8", "invalid_offer") from None
 
