@@ -18,7 +18,7 @@ def truncate(item: Item, content_index: int, end_ms: int) -> None:
 def spoken_text(text: str, end_ms: int, sent_ms: int, complete: bool) -> str:
     """Estimates the words of `text` in the first `end_ms` of `sent_ms` of sound. Unless the answer is `complete`, its
     text is ahead of the sound."""
-    units = [_IDEOGRAPH_UNITS if char >= _FIRST_IDEOGRAPH else 1.0 for char in text]
+    units = units_of(text)
     left = sum(units) * end_ms / sent_ms if sent_ms else 0.0
     if not complete:
         left = min(left, _UNITS_PER_S * end_ms / 1000)
@@ -26,7 +26,17 @@ def spoken_text(text: str, end_ms: int, sent_ms: int, complete: bool) -> str:
     while end < len(text) and left >= units[end]:
         left -= units[end]
         end += 1
+    return text[: whole_words(text, end)]
+
+
+def units_of(text: str) -> list[float]:
+    """How long each character is spoken for: a letter one unit."""
+    return [_IDEOGRAPH_UNITS if char >= _FIRST_IDEOGRAPH else 1.0 for char in text]
+
+
+def whole_words(text: str, end: int) -> int:
+    """The end of the last word that `text[:end]` has whole."""
     if end in (0, len(text)) or text[end] >= _FIRST_IDEOGRAPH or text[end - 1].isspace() or text[end].isspace():
-        return text[:end].rstrip()
-    *words, _ = text[:end].rsplit(maxsplit=1)  # not half a word
-    return words[0] if words else ""
+        return len(text[:end].rstrip())
+    *words, _ = text[:end].rsplit(maxsplit=1)
+    return len(words[0]) if words else 0
