@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gateway.media.encode import BYTES_PER_SAMPLE
 
-SILENCE = ""  # the item of sound that is no item's
+SILENCE = ""  # the item of sound that is no item's; it gives way to any other
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Pacer:
         self._queued_bytes = 0
         self._released: dict[str, int] = {}  # bytes by the id of an item that is not over
         self._plays_until = 0.0  # when what was released has been played
+        self._sounds_until = 0.0  # when the last of it that is no silence has been played
         self._changed = asyncio.Event()
         self._is_filling = False
         self.gaps, self.late_ms = 0, 0.0  # within items: a listener hears nothing; how long in sum
@@ -75,8 +76,9 @@ class Pacer:
 
     @property
     def is_playing(self) -> bool:
-        """Whether sound waits, or is heard now."""
-        return any(isinstance(each, _Sound) for each in self._queue) or self._plays_until > self._now()
+        """Whether an item's sound waits, or is heard now."""
+        waits = any(isinstance(each, _Sound) and each.item_id != SILENCE for each in self._queue)
+        return waits or self._sounds_until > self._now()
 
     def released_ms(self, item_id: str) -> int:
         """The part of an item that has left; 0 if the item is over or unknown."""
@@ -85,6 +87,9 @@ class Pacer:
     def add(self, item_id: str, pcm16: bytes) -> None:
         """Queues sound of an item. Items follow one another: more of an earlier one opens it again."""
         last = self._queue[-1] if self._queue else None
+        if item_id != SILENCE and isinstance(last, _Sound) and last.item_id == SILENCE:
+            self._queued_bytes -= len(self._queue.pop().pcm16)  # pyright: ignore[reportAttributeAccessIssue]
+            last = self._queue[-1] if self._queue else None
         if not isinstance(last, _Sound) or last.item_id != item_id or last.is_ended:
             last = _Sound(item_id)
             self._queue.append(last)
@@ -174,6 +179,8 @@ class Pacer:
             self.gaps, self.late_ms = self.gaps + 1, self.late_ms + 1000 * (now - self._plays_until)
         self._released[sound.item_id] = self._released.get(sound.item_id, 0) + len(frame)
         self._plays_until, self._is_filling = max(self._plays_until, now) + self._frame_s, False
+        if sound.item_id != SILENCE:
+            self._sounds_until = self._plays_until
         self._send(sound.item_id, frame.ljust(self._frame_bytes, b"\0"))
 
     def _fill(self, now: float) -> None:

@@ -22,14 +22,20 @@ class Microphone:
         self._directory, self._piece_s = directory, piece_ms / 1000
         self._piece_bytes = 2 * RATE_HZ * piece_ms // 1000
         self._speech: deque[bytes] = deque()
+        self._is_silent = asyncio.Event()
 
     def say(self, name: str) -> None:
         """Somebody speaks from now on."""
         with wave.open(str(self._directory / f"{name}.wav")) as file:
             assert file.getframerate() == RATE_HZ
             sound = file.readframes(file.getnframes())
+        self._is_silent.clear()
         for begin in range(0, len(sound), self._piece_bytes):
             self._speech.append(sound[begin : begin + self._piece_bytes].ljust(self._piece_bytes, b"\0"))
+
+    async def silence(self) -> None:
+        """Returns when all has been said."""
+        await self._is_silent.wait()
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """What is heard, without end."""
@@ -37,4 +43,6 @@ class Microphone:
         while True:
             due += self._piece_s
             await asyncio.sleep(due - time.monotonic())
+            if not self._speech:
+                self._is_silent.set()
             yield self._speech.popleft() if self._speech else bytes(self._piece_bytes)

@@ -145,3 +145,20 @@ async def test_it_wakes_by_itself() -> None:
     for _ in range(5):
         assert await left.get() == "a"
     running.cancel()
+
+
+def test_silence_gives_way_to_sound_and_nobody_plays_in_it() -> None:
+    listener = Listener()
+    listener.pacer.add("a", sound(10))
+    listener.pacer.end("a")
+    listener.pacer.add(SILENCE, bytes(50 * FRAME))
+    listener.pacer.end(SILENCE)
+    listener.wait(0.1)
+    assert listener.pacer.is_playing
+    assert listener.wait(0.2) == 10
+    assert (listener.pacer.is_playing, listener.pacer.queued_ms) == (False, 35 * FRAME_MS)
+    listener.pacer.add("b", sound(20))
+    assert (listener.pacer.is_playing, listener.pacer.queued_ms) == (True, 20 * FRAME_MS)
+    listener.wait(0.02)
+    assert listener.left[-1][1] == "b"
+    assert listener.pacer.clear() == [CutItem("b", FRAME_MS)]

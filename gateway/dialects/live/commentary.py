@@ -17,7 +17,8 @@ from gateway.errors import ApiError, gateway_fault
 log = structlog.get_logger()
 _MOST_WAITING, _MOST_PIECES = 8, 64
 _MORE_S = 0.05  # clients send a long answer in pieces
-_SAY = "Say this to the user now, in your own spoken words: "
+# Clients send both: what to say, and what to do ("greet the user").
+_SAY = "Speak to the user now: do what follows, or say it in your own spoken words. "
 
 
 class Commentary:
@@ -69,8 +70,7 @@ class Commentary:
             self._changed.clear()
             while self._waiting:
                 await asyncio.sleep(_MORE_S)
-                while (active := self._session.active) is not None:
-                    await asyncio.wait([active.task])
+                await self._turn_to_speak()
                 entry = self._waiting.popleft()
                 try:
                     await self._answer(entry)
@@ -79,6 +79,14 @@ class Commentary:
                 except Exception as error:  # a bug: the session goes on
                     log.exception("live commentary failed", exc_info=error)
                     put(error_event(gateway_fault()))
+
+    async def _turn_to_speak(self) -> None:
+        """Returns when nobody speaks: the user's turn is answered first."""
+        while (active := self._session.active) is not None or self._session.user_speaks:
+            if active is None:
+                await asyncio.sleep(_MORE_S)
+            else:
+                await asyncio.wait([active.task])
 
     async def _answer(self, entry: tuple[str | None, list[str]] | None) -> None:
         """Raises ApiError."""

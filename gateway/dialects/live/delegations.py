@@ -11,7 +11,9 @@ from gateway.dialects.live.events import unsupported
 from gateway.dialects.live.session_config import DELEGATE
 from gateway.dialects.realtime.events import RealtimeError, new_id, server_event, wrong
 
-_STATUSES = {"completed": "completed", "failed": "failed"}  # of responses; others are incomplete
+# Of responses; others are incomplete. One that the user has interrupted is complete: clients report any other as an
+# error of the model that they delegated to.
+_STATUSES = {"completed": "completed", "cancelled": "completed", "failed": "failed"}
 _OF_CALLS = ("response.function_call_arguments.delta", "response.function_call_arguments.done")
 
 

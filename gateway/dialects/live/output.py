@@ -23,7 +23,8 @@ from gateway.pacing.pacer import SILENCE, Pacer
 
 FRAME_MS, AHEAD_MS = 100, 200
 _MOST_QUEUED_MS = 60_000  # beyond, the pipeline waits: what is not heard for long may never be
-_TAIL_MS = 300  # of silence behind an answer: clients tell by it that it is over
+# Of silence behind an answer, by which clients tell that it is over: LiveKit's by 0.8 s, pipecat's by 0.35 s.
+_TAIL_MS = 900
 FIXTURE = "fixture"  # the item of the client's own sound
 _BYTES_PER_MS = PCM_RATE_HZ // 1000 * BYTES_PER_SAMPLE
 
@@ -98,8 +99,11 @@ class LiveOutput:
             with suppress(RealtimeError):  # the item is not in the conversation, which is full
                 self.conversation.truncate(cut.item_id, 0, cut.played_ms)
             item = self.conversation.find(cut.item_id)
-            heard = "" if item is None or not item.content else item.content[0].get("transcript") or ""
-            self.transcripts.cut(cut.item_id, heard, self._plays_until_ms)
+            words = () if item is None else item.words
+            read = self.transcripts.cut(cut.item_id, words, cut.played_ms, self._plays_until_ms)
+            if read is not None and item is not None and item.content:
+                item.content[0]["transcript"] = read
+        self._be_silent()
         self._measure()
 
     async def played(self) -> None:
@@ -118,6 +122,9 @@ class LiveOutput:
             return
         self.pacer.end(item_id)
         self.pacer.mark(lambda: self.transcripts.finish(item_id, self._plays_until_ms))
+        self._be_silent()
+
+    def _be_silent(self) -> None:
         self.pacer.add(SILENCE, bytes(_TAIL_MS * _BYTES_PER_MS))
         self.pacer.end(SILENCE)
 
@@ -127,7 +134,8 @@ class LiveOutput:
         self._readers.put_sound(self._encoder.encode(pcm16), end_ms - FRAME_MS, end_ms)
         if item_id not in (SILENCE, FIXTURE):
             item = self.conversation.find(item_id)
-            self.transcripts.played(item_id, item, self.pacer.released_ms(item_id), end_ms - FRAME_MS, end_ms)
+            words = () if item is None else item.words
+            self.transcripts.played(item_id, words, self.pacer.released_ms(item_id), end_ms - FRAME_MS, end_ms)
         self._measure()
 
     def _measure(self) -> None:

@@ -4,26 +4,14 @@ Clients make turns of the texts' times. So none begins before one that was sent 
 before the answer to it, which waits a while for that."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from gateway.dialects.realtime.conversation.items import Item
-from gateway.dialects.realtime.conversation.truncation import heard_text, spoken_text
+from gateway.dialects.live.caption import Caption
+from gateway.dialects.realtime.conversation.items import SpokenWord
 from gateway.dialects.realtime.events import server_event
 
 HOLD_S = 2.0  # an answer's text waits so long for the user's
-
-
-@dataclass
-class _Answer:
-    """`sound_ms`: that was made; `told`: characters of `text` that were sent; `end_ms`: of their sound."""
-
-    text: str = ""
-    sound_ms: float = 0.0
-    is_complete: bool = False
-    told: int = 0
-    end_ms: int | None = None
 
 
 class LiveTranscripts:
@@ -33,7 +21,8 @@ class LiveTranscripts:
         self._put = put
         self._turns: dict[str, tuple[int, int]] = {}  # of the user, that are being written down: (start, end) in ms
         self._held: list[Callable[[], None]] = []
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Caption] = {}
+        self._told_ms: dict[str, int] = {}  # up to where each answer was told
         self._last_ms = 0
 
     def turn(self, item_id: str, start_ms: int, end_ms: int) -> None:
@@ -63,10 +52,10 @@ class LiveTranscripts:
 
     def text(self, item_id: str, delta: str) -> None:
         """More of an answer's text, which is ahead of its sound."""
-        self._answers.setdefault(item_id, _Answer()).text += delta
+        self._answers.setdefault(item_id, Caption()).add(delta)
 
     def sound(self, item_id: str, made_ms: float) -> None:
-        self._answers.setdefault(item_id, _Answer()).sound_ms += made_ms
+        self._answers.setdefault(item_id, Caption()).sound_ms += made_ms
 
     def complete(self, item_id: str, text: str) -> bool:
         """All of the answer's sound is there, and `text` is its text. Returns False: nothing of it will be heard."""
@@ -74,39 +63,41 @@ class LiveTranscripts:
         if answer is None or not answer.sound_ms:
             self._answers.pop(item_id, None)
             return False
-        answer.text, answer.is_complete = text, True
+        answer.complete(text)
         return True
 
-    def played(self, item_id: str, item: Item | None, played_ms: int, begin_ms: int, end_ms: int) -> None:
-        """Sends the words of the first `played_ms` of an answer, of which the last sound was from `begin_ms`. `item`:
-        of the conversation, which may know the times of words."""
+    def played(self, item_id: str, words: Sequence[SpokenWord], played_ms: int, begin_ms: int, end_ms: int) -> None:
+        """Sends the words of the first `played_ms` of an answer, of which the last sound was from `begin_ms`. `words`:
+        their times, where they are known."""
         answer = self._answers.get(item_id)
-        if answer is None:
-            return
-        if answer.end_ms is None:
-            answer.end_ms = begin_ms
-        if self._turns or self._held:
-            return
-        heard = answer.text, played_ms, round(answer.sound_ms), answer.is_complete
-        self._say(answer, spoken_text(*heard) if item is None else heard_text(item, *heard), end_ms)
+        if answer is not None:
+            self._told_ms.setdefault(item_id, begin_ms)
+            self._say(item_id, answer.heard(played_ms, words), end_ms)
 
     def finish(self, item_id: str, end_ms: int) -> None:
         """All of the answer has been played."""
         answer = self._answers.pop(item_id, None)
         if answer is not None:
-            self.after_user(lambda: self._say(answer, answer.text, end_ms))
+            self._say(item_id, answer.rest(), end_ms)
+            self._forget(item_id)
 
-    def cut(self, item_id: str, heard: str, end_ms: int) -> None:
-        """The answer ends with what was heard."""
+    def cut(self, item_id: str, words: Sequence[SpokenWord], played_ms: int, end_ms: int) -> str | None:
+        """Returns what the client reads of an answer that ends here; None: the answer is unknown."""
         answer = self._answers.pop(item_id, None)
-        if answer is not None:
-            self._say(answer, heard, end_ms)
+        if answer is None:
+            return None
+        if played_ms:
+            self._say(item_id, answer.heard(played_ms, words), end_ms)
+        self._forget(item_id)
+        return answer.text[: answer.told]
 
-    def _say(self, answer: _Answer, heard: str, end_ms: int) -> None:
-        delta = heard[answer.told :]
+    def _say(self, item_id: str, delta: str, end_ms: int) -> None:
         if delta:
-            self._tell("output", delta, answer.end_ms or end_ms, end_ms)
-            answer.told, answer.end_ms = len(heard), end_ms
+            start_ms, self._told_ms[item_id] = self._told_ms.get(item_id, end_ms), end_ms
+            self.after_user(lambda: self._tell("output", delta, start_ms, end_ms))
+
+    def _forget(self, item_id: str) -> None:
+        self._told_ms.pop(item_id, None)
 
     def _tell(self, side: str, delta: str, start_ms: int, end_ms: int) -> None:
         self._last_ms = start_ms = max(start_ms, self._last_ms)

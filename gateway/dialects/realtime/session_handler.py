@@ -1,6 +1,7 @@
 """Handles the events of a session's client."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ from gateway.listening.detector import DetectorError
 # Events that do not change the input of a speculative answer.
 _HARMLESS = (events.AudioAppend, events.ItemRetrieve, events.ResponseCancel)
 MAX_ITEMS = 1000  # of a session's conversation
+_SOUND_STOPS_S = 1.0  # a client that has sent nothing for so long sends no more of the turn
 _MAX_SIDE_RESPONSES = 8  # out of band, at a time
 
 
@@ -62,7 +64,7 @@ class SessionHandler:
         self.buffer = InputBuffer(session.input_format)
         self._active: Response | None = None
         self._responses: dict[str, Response] = {}
-        self._spoke = False
+        self._spoke, self._heard_at = False, 0.0
         self._has_unanswered = False  # sound was committed after the last response
         self._listener: TurnListener | None = None
         self._timer = WordTimer(gateway)
@@ -98,6 +100,12 @@ class SessionHandler:
         if tasks := [response.task for response in self._responses.values()]:
             await asyncio.wait(tasks)
         await self._transcriber.finish()
+
+    @property
+    def user_speaks(self) -> bool:
+        """Whether a turn of the user's goes on, and its sound still comes."""
+        is_speaking = self._listener is not None and self._listener.user_speaks
+        return is_speaking and time.monotonic() - self._heard_at < _SOUND_STOPS_S
 
     async def close(self) -> None:
         dropping = (response.drop() for response in self._responses.values())
@@ -149,7 +157,7 @@ class SessionHandler:
 
     async def hear(self, data: bytes) -> None:
         """Takes sound of the user's, in the session's format. Raises RealtimeError."""
-        begin_ms = self.buffer.returned_ms
+        begin_ms, self._heard_at = self.buffer.returned_ms, time.monotonic()
         samples = await in_thread_if_long(len(data), lambda: self.buffer.add(data))
         rules = self.session.turn_detection
         if rules is None:

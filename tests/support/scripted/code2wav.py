@@ -20,14 +20,15 @@ class Code2Wav(code2wav_pb2_grpc.Code2WavServiceServicer):
         self.script = script
 
     async def Decode(self, request, context):
-        outputs = []
-        pcm16 = sound(self.script.frames)
+        outputs, lengths = [], self.script.lengths
+        frames = self.script.frames if lengths is None else await lengths(request.request_id)
+        pcm16 = sound(frames)
         for begin in range(0, len(pcm16), 2 * SAMPLES_PER_FRAME):
             piece = pcm16[begin : begin + 2 * SAMPLES_PER_FRAME]
             samples = tensor_pb2.Tensor(dtype=tensor_pb2.DATA_TYPE_INT16, shape=[len(piece) // 2], inline=piece)
             outputs.append(code2wav_pb2.DecodeResponse(audio=code2wav_pb2.AudioChunk(samples=samples)))
         summary = code2wav_pb2.DecodeSummary(
-            frames=self.script.frames or 3, samples=len(pcm16) // 2, sample_rate_hz=SAMPLE_RATE_HZ, timings=TIMINGS
+            frames=frames or 3, samples=len(pcm16) // 2, sample_rate_hz=SAMPLE_RATE_HZ, timings=TIMINGS
         )
         outputs.append(code2wav_pb2.DecodeResponse(summary=summary))
         async for output in self.script.play(request, outputs, context):

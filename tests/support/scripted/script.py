@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,9 +37,12 @@ class Script:
         thought: pieces of what a thinker thinks before it answers.
         pieces: the tokens of its answer; none: "Hello, world".
         frames: of sound that a code2wav makes, of 80 ms each; none: its usual three.
+        lengths: the frames for a request of that id, in place of `frames`.
         takes_s: how long a call takes, beside.
         calls: (name, arguments) of functions that the next answers call, one each, or a list of them that an answer
             calls together; None is text, as are the answers after them.
+        replies: what a thinker makes of a request, whatever else it is told: (name, arguments) of a function that it
+            calls, or pieces of text.
         missing: a directory that no adapter can be loaded from.
     """
 
@@ -54,6 +57,7 @@ class Script:
     ids_reusable: bool = True
     thought: Sequence[str] = ()
     pieces: Sequence[str] = ()
+    replies: Callable[[Any], tuple[str, str] | list[str]] | None = None
     missing: str = ""
     requests: list[Any] = field(default_factory=list)
     media: bytearray = field(default_factory=bytearray)
@@ -62,6 +66,7 @@ class Script:
     running: int = 0
     queued: int = 0
     frames: int | None = None
+    lengths: Callable[[str], Awaitable[int]] | None = None
     takes_s: Callable[[], float] = lambda: 0.0
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     release: asyncio.Event = field(default_factory=asyncio.Event)

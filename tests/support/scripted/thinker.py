@@ -70,7 +70,7 @@ class Thinker(thinker_pb2_grpc.ThinkerServiceServicer):
             chunk = (await anext(request_iterator)).media.data
             received += len(chunk)
             self.script.media += chunk
-        deltas, reason = _answer(self.script)
+        deltas, reason = _answer(self.script, start)
         thought = [thinker_pb2.GenerateDelta(reasoning=piece, token_ids=[9]) for piece in self.script.thought]
         summary = thinker_pb2.GenerateSummary(
             finish_reason=reason,
@@ -125,11 +125,15 @@ def _beams(start: thinker_pb2.GenerateStart, deltas: list[thinker_pb2.GenerateDe
         yield thinker_pb2.GeneratedBeam(delta=whole, summary=summary)
 
 
-def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb2.FinishReason]:
+def _answer(
+    script: Script, start: thinker_pb2.GenerateStart
+) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb2.FinishReason]:
     """Text, or a call of a function, and why it ends there."""
     if script.tool_call:
         return _call("call_1", "lamp", '{"on":', "true}"), thinker_pb2.FINISH_REASON_TOOL_CALLS
-    if script.calls and (given := script.calls.pop(0)) is not None:
+    reply = script.replies(start) if script.replies else []
+    calls = [reply] if isinstance(reply, tuple) else script.calls
+    if calls and (given := calls.pop(0)) is not None:
         called = list[thinker_pb2.GenerateDelta]()
         for index, (name, arguments) in enumerate(given if isinstance(given, list) else [given]):
             half = len(arguments) // 2
@@ -139,7 +143,7 @@ def _answer(script: Script) -> tuple[list[thinker_pb2.GenerateDelta], thinker_pb
             for delta in called[-3:]:
                 delta.tool_calls[0].index = index
         return called, thinker_pb2.FINISH_REASON_TOOL_CALLS
-    pieces = script.pieces or PIECES
+    pieces = reply or script.pieces or PIECES
     deltas = [thinker_pb2.GenerateDelta(text=text, token_ids=[i]) for i, text in enumerate(pieces)]
     if script.logprobs:
         for delta in deltas:

@@ -105,6 +105,10 @@ class TurnListener:
                 await self._commit(self._cut(end_ms), end_ms)
 
     @property
+    def user_speaks(self) -> bool:
+        return self._turns.speaking
+
+    @property
     def _is_played(self) -> bool:
         """Whether the server plays an answer."""
         return self._session.playback is not None and self._session.playback.is_playing
