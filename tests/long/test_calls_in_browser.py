@@ -89,7 +89,6 @@ async def _talk(server: CallServer, pages: str) -> dict[str, Any]:
 async def test_the_agents_sdk_in_a_browser(pages: str, network: Network | None) -> None:
     async with call_server(network, realtime_speculation=False, allowed_origins=[pages]) as server:
         report = await _talk(server, pages)
-        print(report, network)
         assert report["errors"] == []
         assert report["calls"] == [{"on": True}]
         assert report["done"][2:] == ["completed"] * 2

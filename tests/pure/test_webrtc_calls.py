@@ -90,7 +90,7 @@ async def _loud_samples(server: CallServer, caller: Caller) -> int:
     asked = server.gateway.scripts["thinker"].requests[-1:]
     files = [part.media.data for each in asked for message in each.messages for part in message.content]
     sound = np.concatenate([np.frombuffer(file[44:], "<i2").astype(int) for file in (*files, bytes(44))])
-    return np.count_nonzero(np.abs(sound) > 1000)
+    return int(np.count_nonzero(np.abs(sound) > 1000))
 
 
 @pytest.mark.usefixtures("long_answers")
