@@ -234,7 +234,7 @@ async def test_a_text_that_is_typed_is_one_speech(gateway, server):
 
 
 async def test_an_error_in_mid_sound_ends_the_sound(gateway, server):
-    gateway.scripts["talker"].error, gateway.scripts["talker"].after = QueueFull("8 requests run"), 2
+    gateway.scripts["code2wav"].error, gateway.scripts["code2wav"].after = QueueFull("8 requests run"), 1
     async with server.connected() as client:
         await client.send(SynthesizeStart(), SynthesizeChunk(TEXT), SynthesizeStop())
         events = await client.until("synthesize-stopped")

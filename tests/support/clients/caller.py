@@ -86,7 +86,7 @@ class Caller:
     async def begin(self, answer: str) -> None:
         """Returns when events can be sent."""
         await self.connection.setRemoteDescription(RTCSessionDescription(answer, "answer"))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             await self._opened.wait()
 
     def send(self, kind: str, **members: Any) -> None:
@@ -94,7 +94,7 @@ class Caller:
 
     async def until(self, kind: str) -> dict[str, Any]:
         """The next event of a kind."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(240):
             while True:
                 self._came.clear()
                 while self._seen < len(self.events):
