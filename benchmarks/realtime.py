@@ -9,6 +9,7 @@ each whole to chat completions. docs/benchmarks.md defines every figure.
 import argparse
 import asyncio
 import json
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,6 @@ from benchmarks.systems.gateways import GatewayProcess, gateway, pipeline, stage
 from benchmarks.traffic.client import Gateway
 from benchmarks.traffic.load import PROMPTS
 from cli.plan import LaunchError
-from cli.supervisor import free_ports
 from services.common.engine.process import freeze_heap
 
 PAUSE_S = 0.3  # within every other turn: longer than a speculation waits for, shorter than server_vad does
@@ -110,7 +110,8 @@ def target(options: argparse.Namespace, scratch: Path) -> Iterator[Target]:
             exits.enter_context(started(options, run_directory, scratch / "tiny"))
         addresses = stage_addresses(run_directory)
 
-        calls_port = free_ports(1)[0]
+        kept = exits.enter_context(socket.create_server(("127.0.0.1", 0)))  # no gateway takes it meanwhile
+        calls_port = kept.getsockname()[1]
 
         def start(name: str, sampling: tuple[Mapping, Mapping], speculates: bool) -> GatewayProcess:
             file = pipeline(scratch / f"{name}.yaml", *sampling)
@@ -122,6 +123,7 @@ def target(options: argparse.Namespace, scratch: Path) -> Iterator[Target]:
         if options.open and "webrtc" in options.transport:
             from benchmarks.conversations.webrtc_calls import call_process  # needs quartet[webrtc]
 
+            kept.close()
             log = scratch / "calls.log"
             exits.enter_context(call_process(at.speculating.url, calls_port, log, options.open))
         yield at
