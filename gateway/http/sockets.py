@@ -19,6 +19,15 @@ from gateway.http.connection import ClientGone
 _UNKNOWN_KEY = "no API key that is known here came; send `Authorization: Bearer KEY` with one of this server's"
 
 
+TRANSPORT_HEADER = "x-quartet-transport"  # of the process that has the calls of WebRTC
+WEBRTC = "webrtc"
+
+
+def transport_of(socket: WebSocket, own: str) -> str:
+    """By what the user of a session is connected, for metrics: `own`, or a call of WebRTC."""
+    return WEBRTC if socket.headers.get(TRANSPORT_HEADER) == WEBRTC else own
+
+
 async def serve(
     socket: WebSocket, work: Callable[[WebSocket], Awaitable[int]], error_event: Callable[[ApiError], dict[str, Any]]
 ) -> None:

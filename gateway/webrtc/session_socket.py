@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from gateway.access.client_secrets import LIVE_PATHS
 from gateway.dialects.realtime.events import new_id
 from gateway.errors import ApiError
+from gateway.http.sockets import TRANSPORT_HEADER, WEBRTC
 
 _OPEN_S = 10.0
 _MAX_MESSAGE_BYTES = 128 * 1024 * 1024  # an image or a video in an event
@@ -66,7 +67,7 @@ class _Opening:
 async def _connected(url: str, path: str, key: str, call_id: str) -> AsyncIterator[_Opening]:
     """A connection, which is closed if what follows fails. Raises ApiError."""
     address = f"{url.rstrip('/').replace('http', 'ws', 1)}{path}"
-    headers = {"x-request-id": call_id} | ({"authorization": f"Bearer {key}"} if key else {})
+    headers = {"x-request-id": call_id, TRANSPORT_HEADER: WEBRTC} | ({"authorization": f"Bearer {key}"} if key else {})
     options = {"compression": None, "max_size": _MAX_MESSAGE_BYTES, "open_timeout": _OPEN_S, "proxy": None}
     try:
         socket = await connect(address, additional_headers=headers, **options)

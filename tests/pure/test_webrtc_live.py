@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from openai.types.live import LiveCreateResponse
+from prometheus_client import REGISTRY
 
 from tests.support.clients.caller import Caller
 from tests.support.clients.live_client import connected
@@ -49,7 +50,8 @@ async def dial(server: CallServer, caller: Caller, **session: Any) -> LiveCreate
 
 
 async def test_a_spoken_turn_and_a_hang_up(server: CallServer) -> None:
-    caller = Caller()
+    name, caller = "quartet_gateway_first_sound_seconds_count", Caller()
+    answered = REGISTRY.get_sample_value(name, {"transport": "webrtc"}) or 0.0
     try:
         made = await dial(server, caller)
         caller.microphone.say(np.frombuffer(spoken("Tell me about the boats.", 48_000), "<i2"))
@@ -60,6 +62,7 @@ async def test_a_spoken_turn_and_a_hang_up(server: CallServer) -> None:
         assert kinds.index("session.input_transcript.delta") < kinds.index("session.output_transcript.delta")
         assert "session.output_audio.delta" not in kinds
         assert max(caller.heard) > 1000
+        assert REGISTRY.get_sample_value(name, {"transport": "webrtc"}) == answered + 1
         caller.send("session.input_audio.append", audio="AAAA")  # there is a microphone
         caller.send("session.start", session=SESSION)
         assert (await caller.until("error"))["error"]["code"] == "session_already_started"

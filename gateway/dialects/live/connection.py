@@ -25,7 +25,7 @@ from gateway.dialects.realtime.secrets import new_session
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.connection import ClientGone, key_of
 from gateway.http.csrf import check_socket
-from gateway.http.sockets import counted_session, receive_text, serve
+from gateway.http.sockets import counted_session, receive_text, serve, transport_of
 from gateway.tasks import cancel
 
 log = structlog.get_logger()
@@ -63,7 +63,7 @@ async def _serve(socket: WebSocket) -> int:
         check_socket(socket)
     with counted_session(gateway, key):
         start = await _first(socket)
-        handler = _handler(gateway, start, key, socket.state.log)
+        handler = _handler(gateway, start, key, socket.state.log, transport_of(socket, "live"))
         with socket.app.state.live_sessions.opened(handler, socket):
             return await _Connection(gateway, socket, handler).run(start)
 
@@ -87,7 +87,9 @@ def _parsed(text: str | None) -> events.LiveEvent:
     return events.parse(text)
 
 
-def _handler(gateway: Gateway, start: LiveStart, key: ApiKey | None, fields: dict[str, Any]) -> LiveHandler:
+def _handler(
+    gateway: Gateway, start: LiveStart, key: ApiKey | None, fields: dict[str, Any], transport: str
+) -> LiveHandler:
     """Raises ApiError, which names the event."""
     try:
         config = parse_config(start.session)
@@ -99,7 +101,7 @@ def _handler(gateway: Gateway, start: LiveStart, key: ApiKey | None, fields: dic
             raise events.unsupported("session.model", "this model has no speech; use /v1/realtime, which takes text")
         session = session.updated(config.realtime(gateway.turn_model is not None))
         check_tools(gateway, session)
-        return LiveHandler(gateway, config, session, key, fields)
+        return LiveHandler(gateway, config, session, key, fields, transport)
     except ApiError as error:
         code = error.code or "invalid_value"
         refusal = RealtimeError(code, error.message, error.param, start.event_id, error.kind)

@@ -29,7 +29,7 @@ _FIXTURE_BYTES_PER_S = 24_000 * BYTES_PER_SAMPLE
 
 
 class LiveHandler:
-    """One session. `log` has the fields of the connection's log line.
+    """One session. `log` has the fields of the connection's log line; `transport` is the label of its metrics.
 
     Attributes:
         id: of the session.
@@ -40,7 +40,13 @@ class LiveHandler:
     """
 
     def __init__(
-        self, gateway: Gateway, config: LiveConfig, session: Session, key: ApiKey | None, log: dict[str, Any]
+        self,
+        gateway: Gateway,
+        config: LiveConfig,
+        session: Session,
+        key: ApiKey | None,
+        log: dict[str, Any],
+        transport: str,
     ) -> None:
         self.id, self.readers, self.closing = session.id.replace("sess_", "live_"), Readers(), asyncio.Event()
         self.ended_by = "close_requested"
@@ -48,7 +54,7 @@ class LiveHandler:
         self._clock, self._sound = SessionClock(), ClientSound(config.audio.format)
         delegations = ClientDelegations if config.backend is None else ResponsesDelegations
         self.output = LiveOutput(self.readers, self._clock, config.audio.format, delegations)
-        self._session = SessionHandler(gateway, session, self.output, key, log, self.output, transport="live")
+        self._session = SessionHandler(gateway, session, self.output, key, log, self.output, transport=transport)
         self.output.conversation = self._session.conversation
         self._commentary = Commentary(self._session, self.output.delegations)
         self._is_muted = self._plays_fixture = False

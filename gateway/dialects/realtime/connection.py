@@ -21,7 +21,7 @@ from gateway.dialects.realtime.vllm_dialect import VllmDialect
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.connection import ClientGone, key_of
 from gateway.http.csrf import check_socket
-from gateway.http.sockets import counted_session, receive_text, serve
+from gateway.http.sockets import counted_session, receive_text, serve, transport_of
 from gateway.tasks import cancel
 
 log = structlog.get_logger()
@@ -68,7 +68,8 @@ class _Connection:
     def __init__(self, gateway: Gateway, socket: WebSocket, session: Session) -> None:
         self._socket, self._outbox = socket, Outbox()
         self._gateway, self._key, self._is_first = gateway, key_of(socket), True
-        self._handler = SessionHandler(gateway, session, self._outbox, self._key, socket.state.log)
+        transport, fields = transport_of(socket, "websocket"), socket.state.log
+        self._handler = SessionHandler(gateway, session, self._outbox, self._key, fields, transport=transport)
         self._dialect: SessionHandler | VllmDialect = self._handler
         self._lifetime = Lifetime(socket, gateway.settings, lambda: self._dialect.is_busy)
 
