@@ -107,8 +107,8 @@ class Listener:
 
     @property
     def _handler(self) -> LiveHandler:
-        (opened,) = self._gateway.app.state.live_sessions.values()
-        return opened.handler
+        (handler,) = self._gateway.app.state.live_sessions.handlers
+        return handler
 
     async def run(self) -> None:
         """Returns when the session ends."""

@@ -17,6 +17,10 @@ class LiveSessions:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def handlers(self) -> list[LiveHandler]:
+        return [handler for _, handler in self._open.values()]
+
     @contextmanager
     def opened(self, handler: LiveHandler, http: HTTPConnection) -> Iterator[None]:
         """The session of the connection's key is open."""
