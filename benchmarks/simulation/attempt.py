@@ -33,7 +33,7 @@ class Attempt:
         self._at = list(itertools.accumulate(self._sizes))
         self._writing: Writing | None = None
         self._speaking: Speaking | None = None
-        self._text = 0
+        self._text, self._input_at = 0, 0.0
         self.is_live = True
 
     def arrive(self) -> None:
@@ -95,6 +95,7 @@ class Attempt:
         self._writing = Writing(
             process.engine, process.contexts, turn.session.number, tokens, turn.tokens, at, self._written
         )
+        self._input_at = self._clock.now
         delay_s = turn.new_tokens * self._cell.costs.tokenizer_ms / 1000
         self._clock.after(delay_s, process.engine.submit, self._writing)
 
@@ -102,6 +103,7 @@ class Attempt:
         turn, costs = self._turn, self._cell.costs
         if count == 1:
             turn.has_output = True
+            self._first("thinker")
             assert self._writing is not None
             self._cell.results.prefilled(self._writing.positions, turn.context_tokens)
             delay_s = (costs.way_ms + costs.states_ms * turn.context_tokens) / 1000
@@ -120,9 +122,12 @@ class Attempt:
         turn = self._turn
         self._speaking = Speaking(engine, turn.user_tokens, self._at, turn.tokens, self._framed)
         self._speaking.written(self._text)
+        self._input_at = self._clock.now
         engine.submit(self._speaking)
 
     def _framed(self, index: int) -> None:
+        if index == 0:
+            self._first("talker")
         if index == len(self._at) - 1:
             self._end("talker")
         self._clock.after(self._cell.costs.way_ms / 1000, self._decode, index)
@@ -131,11 +136,15 @@ class Attempt:
         decoder = self._machines["code2wav"].process.engine
         if self.is_live and "code2wav" not in self._gone:
             assert isinstance(decoder, Decoder)
+            if index == 0:
+                self._input_at = self._clock.now
             decoder.decode(self._sizes[index], lambda: self._decoded(index))
 
     def _decoded(self, index: int) -> None:
         if not self.is_live or "code2wav" in self._gone:
             return
+        if index == 0:
+            self._first("code2wav")
         is_last = index == len(self._sizes) - 1
         if is_last:
             self._end("code2wav")
@@ -147,3 +156,7 @@ class Attempt:
     def _delivered(self, frames: int, is_last: bool) -> None:
         if self.is_live:
             self._turn.delivered(frames, is_last)
+
+    def _first(self, kind: Kind) -> None:
+        """Notes how long a stage took for its first output."""
+        self._cell.results.times[kind].append(self._clock.now - self._input_at)

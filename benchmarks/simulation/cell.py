@@ -37,6 +37,9 @@ class Counts:
     def values(self) -> tuple[int, int, int, int]:
         return self.thinker, self.talker, self.code2wav, self.gateway
 
+    def by_kind(self) -> dict[str, int]:
+        return dict(zip(("thinker", "talker", "code2wav", "gateway"), self.values(), strict=True))
+
 
 @contextmanager
 def seeded(seed: int) -> Iterator[Random]:

@@ -93,7 +93,7 @@ class Costs:
 
         The users' own constants stay: they are not a matter of machines. Of what is good if it is large, the other
         end is taken."""
-        return dataclasses.replace(self, **{name: value for name, value in self._ends(end)})
+        return dataclasses.replace(self, **dict(self._ends(end)))
 
     def _ends(self, end: str) -> Iterator[tuple[str, float]]:
         other = {"low": "high", "high": "low"}[end]

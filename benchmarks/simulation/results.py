@@ -1,7 +1,7 @@
 """What happened to the turns."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,12 +36,15 @@ class Results:
     started: turns, from the start on.
     retried: by the product's route.
     where: of refusals and losses: outcome and stage.
+    computed, needed: prompt positions that thinkers computed, and that prompts had.
+    times: seconds to the first output of a stage, from the arrival of its input; of a gateway to its calls.
     """
 
     def __init__(self) -> None:
         self.started = self.retried = self.finished = 0
         self.where = Counter[str]()
         self.computed = self.needed = 0.0
+        self.times = defaultdict[str, list[float]](list)
         self._bins = dict[int, Bin]()
 
     def prefilled(self, positions: float, of: float) -> None:

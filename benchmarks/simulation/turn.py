@@ -79,6 +79,7 @@ class Turn:
 
     def _route(self) -> None:
         if not self._ended:
+            self.cell.results.times["gateway"].append(self.cell.clock.now - self._began)
             self.route = self.gateway.route(f"turn-{self.session.number}", self.session.key)
             self._try()
 
