@@ -61,10 +61,9 @@ def _load_row(load: dict[str, Any]) -> Sequence[str]:
 
 def _fault_row(fault: dict[str, Any]) -> Sequence[str]:
     where = ", ".join(f"{what} {count}" for what, count in fault["where"].items())
-    return (
-        *(fault["fault"], *_quality(fault["after_fault"])),
-        *(str(fault["retried"]), f"{fault['well_again_s']:.0f}", where),
-    )
+    again_s = fault["well_again_s"]
+    again = "not yet" if again_s is None else f"{again_s:.0f}"
+    return (fault["fault"], *_quality(fault["after_fault"]), str(fault["retried"]), again, where)
 
 
 def _quality(figures: dict[str, Any]) -> Sequence[str]:

@@ -66,10 +66,13 @@ class Results:
         """Turns that began in this time."""
         return joined(bin_ for number, bin_ in self._bins.items() if begin_s <= number * BIN_S < end_s)
 
-    def well_again_s(self, fault_s: float) -> float:
-        """From a fault to the end of the last time that was not well."""
-        bad = [number for number, bin_ in self._bins.items() if (number + 1) * BIN_S > fault_s and not bin_.is_well]
-        return max(0.0, (max(bad) + 1) * BIN_S - fault_s) if bad else 0.0
+    def well_again_s(self, fault_s: float) -> float | None:
+        """From a fault to the end of the last time that was not well; None: it was not well at the end either."""
+        after = sorted(number for number in self._bins if (number + 1) * BIN_S > fault_s)
+        bad = [number for number in after if not self._bins[number].is_well]
+        if not bad:
+            return 0.0
+        return None if bad[-1] == after[-1] else (bad[-1] + 1) * BIN_S - fault_s
 
 
 def joined(bins: Iterable[Bin]) -> Bin:
