@@ -114,7 +114,8 @@ async def test_load_of_others_is_seen_and_evened_out():
         asking = [asyncio.create_task(system.ask("the same for all")) for _ in range(8)]
         await until(lambda: all(sum(system.running(kind)) == 14 for kind in KINDS))
         for kind in KINDS:
-            assert abs(system.running(kind)[0] - system.running(kind)[1]) <= 2
+            fewer, more = sorted(system.running(kind))
+            assert more <= (max(fewer + 2, 2 * fewer) if kind == "thinker" else fewer + 2)  # a prompt may be cached
         system.release()
         await asyncio.gather(*asking)
         for call in others:
