@@ -9,7 +9,7 @@ from grpc.aio import AioRpcError, Metadata
 
 from benchmarks.simulation.decoder import Decoder, pieces
 from benchmarks.simulation.engine import Engine
-from benchmarks.simulation.machine import KINDS, Kind
+from benchmarks.simulation.machine import KINDS, Kind, Machine
 from benchmarks.simulation.work import Speaking, Writing
 from gateway.pipeline.route import Lease
 from services.common.errors import QueueFull
@@ -26,8 +26,10 @@ class Attempt:
     def __init__(self, turn: "Turn", leases: list[Lease]) -> None:
         self._turn, self._cell, self._clock = turn, turn.cell, turn.cell.clock
         self._leases: dict[Kind, Lease] = dict(zip(KINDS, leases, strict=True))
-        self._machines = {kind: self._cell.machines[lease.replica.address] for kind, lease in self._leases.items()}
-        self._places = {kind: ExitStack() for kind in KINDS}
+        self._machines: dict[Kind, Machine] = {
+            kind: self._cell.machines[lease.replica.address] for kind, lease in self._leases.items()
+        }
+        self._places: dict[Kind, ExitStack] = {kind: ExitStack() for kind in KINDS}
         self._gone = set[Kind]()
         self._sizes = pieces(turn.frames)
         self._at = list(itertools.accumulate(self._sizes))

@@ -1,7 +1,6 @@
 """A cell: gateways, replicas and sessions that know no others."""
 
 import random as global_random
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ class Counts:
     gateway: int
 
     def times(self, factor: int) -> "Counts":
-        return Counts(*(factor * count for count in self.values()))
+        return Counts(**{kind: factor * count for kind, count in self.by_kind().items()})
 
     def values(self) -> tuple[int, int, int, int]:
         return self.thinker, self.talker, self.code2wav, self.gateway
@@ -106,7 +105,7 @@ class Cell:
 
     def busy_s(self) -> Mapping[str, float]:
         """Time that all machines of a kind have worked, since they started."""
-        busy = Counter[str]()
+        busy = dict[str, float].fromkeys(self.counts.by_kind(), 0.0)
         for machine in self.machines.values():
             busy[machine.kind] += machine.process.engine.busy_s
         for gateway in self.gateways:

@@ -54,7 +54,7 @@ class SimulatedGateway:
         clock.after(0, self._watch)
 
     def _new(self) -> tuple[dict[Kind, Stage], Admission]:
-        stages = {kind: Stage(kind, _config(kind, self._machines)) for kind in KINDS}
+        stages: dict[Kind, Stage] = {kind: Stage(kind, _config(kind, self._machines)) for kind in KINDS}
         admission = Admission(self.most_running, 0, "gateway")
         admission.open()
         self._late = set[Replica]()

@@ -44,7 +44,8 @@ class Machine:
 
     def __init__(self, clock: Clock, kind: Kind, address: str, zone: int, make: Callable[[], Process]) -> None:
         self._clock, self._make = clock, make
-        self.kind, self.address, self.zone = kind, address, zone
+        self.kind: Kind = kind
+        self.address, self.zone = address, zone
         self.state: Literal["up", "down", "silent"] = "up"
         self.calls = dict["Attempt", None]()
         self.process = make()

@@ -1,5 +1,6 @@
 """How many machines a load needs, by arithmetic; the simulation then shows whether they are enough."""
 
+import itertools
 import math
 
 from benchmarks.simulation.cell import Counts
@@ -9,6 +10,7 @@ from benchmarks.simulation.gpus import Gpu, Steps
 
 _MOST_BUSY = 0.7
 _THINKER_BATCH, _TALKER_BATCH, _DECODER_BATCH = 64, 32, 2  # of a busy replica's steps
+_PREFERRED = 0.85  # of turns that reach the thinker that has their context; the others find it too busy
 _LEAST = 2  # of each: one may die
 
 
@@ -32,22 +34,30 @@ def size(costs: Costs, gpu: Gpu, sessions: int, *, realtime: bool) -> Counts:
     launches = len(pieces(round(frames))) / _DECODER_BATCH
     one_frame_s = steps.decoder(1) - steps.decoder(0)
     code2wav = per_s * (launches * steps.decoder(0) + frames * one_frame_s)
-    stages = [max(_LEAST, math.ceil(count)) for count in (_thinkers(costs, gpu, steps, sessions), talker, code2wav)]
-    return Counts(*stages, _gateways(costs, sessions, sum(stages), realtime=realtime))
+    needed = _thinkers(costs, gpu, steps, sessions), talker, code2wav
+    thinkers, talkers, decoders = (max(_LEAST, math.ceil(count)) for count in needed)
+    gateways = _gateways(costs, sessions, thinkers + talkers + decoders, realtime=realtime)
+    return Counts(thinkers, talkers, decoders, gateways)
 
 
-def _thinkers(costs: Costs, gpu: Gpu, steps: Steps, sessions: int) -> float:
-    """The fewest that have room for a share of all contexts, and time to compute the others."""
-    per_s, context = turns_per_s(costs, sessions) / _MOST_BUSY, mean_context(costs)
+def _thinkers(costs: Costs, gpu: Gpu, steps: Steps, sessions: int) -> int:
+    """The fewest that have time for the contexts that their caches drop.
+
+    A cache drops what was used longest ago, and a session comes again after a turn. So a context is found if the turn
+    is shorter than the time in which as many tokens as the cache holds come in."""
+    per_s, context = turns_per_s(costs, sessions), mean_context(costs)
     new = costs.question_s * costs.sound_tokens_per_s + costs.text_tokens
     token_s = steps.thinker(_THINKER_BATCH, _THINKER_BATCH * context) / _THINKER_BATCH
     writing_s = costs.answer_s * costs.tokens_per_s * token_s
-
-    def by(cached: float) -> float:
-        reading_s = (new + (1 - cached) * context) * costs.prefill_ms / 1000
-        return max(per_s * (reading_s + writing_s), cached * sessions * context / gpu.thinker_tokens)
-
-    return min(by(percent / 100) for percent in range(101))
+    mean_s = costs.question_s + costs.answer_s + costs.silence_s
+    deviation_s = math.hypot(math.hypot(costs.question_s, costs.answer_s) * costs.spread, costs.silence_s)
+    for count in itertools.count(1):
+        holds_s = count * gpu.thinker_tokens / (per_s * context)
+        found = _PREFERRED * (1 + math.erf((holds_s - mean_s) / deviation_s / math.sqrt(2))) / 2
+        reading_s = (new + (1 - found) * context) * costs.prefill_ms / 1000
+        if per_s * (reading_s + writing_s) <= _MOST_BUSY * count:
+            return count
+    raise AssertionError
 
 
 def _gateways(costs: Costs, sessions: int, replicas: int, *, realtime: bool) -> int:
@@ -71,4 +81,4 @@ def check_share(costs: Costs, replicas: int) -> float:
 
 def for_a_lost_zone(counts: Counts) -> Counts:
     """So many that two thirds of them are enough."""
-    return Counts(*(3 * math.ceil(count / 2) for count in counts.values()))
+    return Counts(**{kind: 3 * math.ceil(count / 2) for kind, count in counts.by_kind().items()})
