@@ -8,8 +8,10 @@ from gateway.pipeline.replica import Replica
 from quartet.v1 import thinker_pb2
 
 # By how many requests the preferred replica may be ahead of the least loaded one, the new one counted. More trades
-# even queues for cache hits.
+# even queues for cache hits. Of many busy replicas the least loaded one is always far below the mean, so the preferred
+# one may also have as many requests as _MAX_TIMES_MEAN of the others: chance alone then sends few elsewhere.
 _MAX_IMBALANCE = 2
+_MAX_TIMES_MEAN = 2
 # Of a text or file so many characters or bytes of its beginning and end are looked at: a clash costs a cache miss.
 _LOOKED_AT = 16 * 1024
 _RAW_BEGINNING = 256  # characters or ids of a prompt that has no messages: those that begin alike go together
@@ -27,8 +29,13 @@ def rendezvous(key: bytes, replicas: Sequence[Replica]) -> Replica:
     """The replica that `key`, of what may be cached, prefers (rendezvous hashing) among those with room.
 
     All processes have one order of preference. A replica that comes or goes changes its own keys alone."""
-    most = min(replica.load for replica in replicas) + _MAX_IMBALANCE - 1
-    return preferred(key, [replica for replica in replicas if replica.load <= most])
+    loads = [replica.load for replica in replicas]
+    least, total, others = min(loads), sum(loads), max(1, len(loads) - 1)
+
+    def has_room(load: int) -> bool:
+        return load + 1 <= max(least + _MAX_IMBALANCE, _MAX_TIMES_MEAN * (total - load) / others)
+
+    return preferred(key, [replica for replica, load in zip(replicas, loads, strict=True) if has_room(load)])
 
 
 def preferred(key: bytes, replicas: Sequence[Replica]) -> Replica:

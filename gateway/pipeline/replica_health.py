@@ -129,36 +129,50 @@ class ReplicaHealth:
 
     async def check(self, timeout_s: float) -> None:
         """Requests health, load and, where it may have changed, info."""
-        was_healthy, losses = self.healthy, self._losses
+        ours_before, losses = self.in_flight, self._losses
+        server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
         info: server_info_pb2.GetServerInfoResponse | None = None  # not self.info: checks may overtake each other
+        was_healthy = self.healthy
         try:
-            load = await self._get_load(timeout_s)
-            health = "SERVING" if load.serving else "NOT_SERVING"
+            load = await server.GetLoad(server_info_pb2.GetLoadRequest(), timeout=timeout_s)
+            self.take_load(load, ours_before)
             if load.serving and (not was_healthy or self.info is None or load.info_revision != self._revision):
-                server = server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
                 info = await server.GetServerInfo(server_info_pb2.GetServerInfoRequest(), timeout=timeout_s)
                 self._revision = load.info_revision
         except grpc.aio.AioRpcError as error:
-            self._late = self._late + 1 if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else LATE_CHECKS
-            if was_healthy and self._late < LATE_CHECKS:
-                return
-            health = f"{error.code().name} at {self.address}"
-            if self._channels.credentials:  # no other text names what is wrong with a certificate
-                health += f" ({(error.details() or '').rpartition('last error: ')[2]})"
+            self.check_failed(error.code(), error.details() or "", was_healthy)
         else:
-            self._late = 0
-            if losses != self._losses:  # lost meanwhile: the answer may be older, and another check follows
-                return
-        self._set_health(health, info)
+            self.check_answered(load.serving, info, losses)
 
-    async def _get_load(self, timeout_s: float) -> server_info_pb2.GetLoadResponse:
-        ours_before, server = self.in_flight, server_info_pb2_grpc.ServerInfoServiceStub(self.channel)
-        load = await server.GetLoad(server_info_pb2.GetLoadRequest(), timeout=timeout_s)
+    @property
+    def losses(self) -> int:
+        """How often it was lost: a check that began before the last time says nothing."""
+        return self._losses
+
+    def take_load(self, load: server_info_pb2.GetLoadResponse, ours_before: int) -> None:
+        """Takes the load of an answered check, before which `ours_before` requests of this gateway were there."""
         self.running, self.queued, self.kv_cache_usage = load.running, load.queued, load.kv_cache_usage
         # The replica counts ours too. A request that came or went meanwhile may be on either side of the count.
         self._of_others = max(0, load.running + load.queued - max(ours_before, self.in_flight))
         metrics.LOAD.labels(self.stage, self.address).set(self.load)
-        return load
+
+    def check_failed(self, code: grpc.StatusCode, details: str, was_healthy: bool) -> None:
+        """Takes the end of a check without an answer. `was_healthy`: when the check began."""
+        self._late = self._late + 1 if code == grpc.StatusCode.DEADLINE_EXCEEDED else LATE_CHECKS
+        if was_healthy and self._late < LATE_CHECKS:
+            return
+        health = f"{code.name} at {self.address}"
+        if self._channels.credentials:  # no other text names what is wrong with a certificate
+            health += f" ({details.rpartition('last error: ')[2]})"
+        self._set_health(health)
+
+    def check_answered(
+        self, serving: bool, info: server_info_pb2.GetServerInfoResponse | None, losses_before: int
+    ) -> None:
+        """Takes the end of an answered check, before which the replica had been lost `losses_before` times."""
+        self._late = 0
+        if losses_before == self._losses:  # else the answer may be older than the loss, and another check follows
+            self._set_health("SERVING" if serving else "NOT_SERVING", info)
 
     def _set_health(self, health: str, info: server_info_pb2.GetServerInfoResponse | None = None) -> None:
         info = info or self.info

@@ -52,6 +52,7 @@ class Route:
         self.first = stages[0] if stages else None
         self._stages, self._request_id, self._key, self._lora = stages, request_id, key, lora
         self._leases: list[Lease] = []
+        self._suspects: list[Lease] = []
         self._avoid: set[Replica] = set()
         self._retried = False
 
@@ -86,13 +87,23 @@ class Route:
         """Whether to try the request again, which ended with `error` before any output.
 
         It is, once, if a replica was lost or drains, and there is another. The leases must have ended."""
-        suspects = [lease for lease in self._leases if lease.suspect]
-        if self._retried or not isinstance(error, LOST) or not _replaceable(suspects):
+        if not self.may_retry(error):
             return False
         # Checks which of the others drain: this request is not tried a third time.
         with suppress(TimeoutError):
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 await asyncio.gather(*(stage.check(_CHECK_TIMEOUT_S) for stage in self._stages))
+        return self.retry(error)
+
+    def may_retry(self, error: StageError) -> bool:
+        """Whether it may be tried again, if a check of all stages' replicas finds others that serve."""
+        self._suspects = [lease for lease in self._leases if lease.suspect]
+        return not self._retried and isinstance(error, LOST) and _replaceable(self._suspects)
+
+    def retry(self, error: StageError) -> bool:
+        """Whether it is tried again, as the check after `may_retry` has found the replicas. If so, the next
+        `replicas()` avoids those that may be why it failed."""
+        suspects = self._suspects
         if not all(stage.serving for stage in self._stages) or not _replaceable(suspects):
             return False
         self._retried, self._avoid = True, {lease.replica for lease in suspects}
