@@ -197,6 +197,7 @@ async def serve(stage: Stage, settings: ThinkerSettings) -> None:
                 transcribes=engine.speech_prompts is not None,
                 max_sound_s=_finite(engine.speech_prompts.max_s) if engine.speech_prompts else 0.0,
                 only_transcribes=engine.checkpoint.only_transcribes,
+                calls_tools=bool(engine.checkpoint.tool_calls or engine.tool_parser),
             ),
         )
 

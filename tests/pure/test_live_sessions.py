@@ -123,6 +123,20 @@ async def test_a_model_without_speech_is_refused() -> None:
         assert "/v1/realtime" in error["message"]
 
 
+async def test_a_model_without_tools_has_no_tasks_to_hand_over() -> None:
+    async with running() as gateway:
+        gateway.stages.infos["thinker"].info.thinker.calls_tools = False
+        await gateway.publish_info("thinker")
+        async with live(gateway) as client:
+            await client.ask("session.commentary.append", "session.commentary.appended", content="Greet.")
+            await client.answer(ANSWER)
+        assert not gateway.scripts["thinker"].requests[0].tools
+        async with connected(gateway) as client:
+            tools = _backend(tools=[{"type": "function", "name": "lamp"}])
+            error = await client.refusal("session.start", session={"model": "gpt-live-1", **tools})
+            assert error["param"] == "session.delegation.responses.tools"
+
+
 async def test_a_session_expires() -> None:
     async with running(realtime_session_s=0.5) as gateway, live(gateway) as client:
         closed = await client.until("session.closed")

@@ -94,14 +94,15 @@ def _handler(
     try:
         config = parse_config(start.session)
         model = gateway.catalog.meant(config.model, "realtime")
-        gateway.catalog.stage_for("text", model, takes_loras=True)
+        stage = gateway.catalog.stage_for("text", model, takes_loras=True)
         ends = int(time.time() + gateway.settings.realtime_session_s)
         session = new_session(gateway, expires_at=ends, lora=gateway.catalog.lora_of(model))
         if not session.speaks:
             raise events.unsupported("session.model", "this model has no speech; use /v1/realtime, which takes text")
-        session = session.updated(config.realtime(gateway.turn_model is not None))
+        calls_tools = stage.info is not None and stage.info.thinker.calls_tools
+        session = session.updated(config.realtime(gateway.turn_model is not None, calls_tools))
         check_tools(gateway, session)
-        return LiveHandler(gateway, config, session, key, fields, transport)
+        return LiveHandler(gateway, config, session, key, fields, transport=transport, calls_tools=calls_tools)
     except ApiError as error:
         code = error.code or "invalid_value"
         refusal = RealtimeError(code, error.message, error.param, start.event_id, error.kind)

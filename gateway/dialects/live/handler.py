@@ -46,10 +46,13 @@ class LiveHandler:
         session: Session,
         key: ApiKey | None,
         log: dict[str, Any],
+        *,
         transport: str,
+        calls_tools: bool,
     ) -> None:
         self.id, self.readers, self.closing = session.id.replace("sess_", "live_"), Readers(), asyncio.Event()
         self.ended_by = "close_requested"
+        self._calls_tools = calls_tools
         self._gateway, self._config, self._expires_at = gateway, config, session.expires_at
         self._clock, self._sound = SessionClock(), ClientSound(config.audio.format)
         delegations = ClientDelegations if config.backend is None else ResponsesDelegations
@@ -120,7 +123,9 @@ class LiveHandler:
         config = self._config.updated(event.session)
         if (config.backend is None) != (self._config.backend is None):
             raise unsupported("session.delegation.type", "cannot change once the session has started")
-        session = self._session.session.updated(config.realtime_tools(), "session.delegation.responses")
+        session = self._session.session.updated(
+            config.realtime_tools(self._calls_tools), "session.delegation.responses"
+        )
         check_tools(self._gateway, session, "session.delegation.responses")
         await self._session.change(session)
         self._config = config

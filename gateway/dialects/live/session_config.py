@@ -118,8 +118,16 @@ class LiveConfig(ConfigPart):
         """None: the client takes tasks."""
         return None if self.delegation is None else self.delegation.responses
 
-    def realtime(self, semantic: bool) -> dict[str, Any]:
-        """Members of the realtime session. `semantic`: a model judges the ends of turns."""
+    def realtime(self, semantic: bool, calls_tools: bool) -> dict[str, Any]:
+        """Members of the realtime session.
+
+        Args:
+            semantic: whether a model judges the ends of turns.
+            calls_tools: whether the thinker can hand over tasks; else it does all itself.
+
+        Raises:
+            RealtimeError: it cannot, and the client has functions for it.
+        """
         backend, kind = self.backend, self.audio.format.type
         patch: dict[str, Any] = {
             "type": "realtime",
@@ -134,10 +142,16 @@ class LiveConfig(ConfigPart):
             },
             "instructions": "\n\n".join(filter(None, (self.instructions, backend and backend.instructions))),
         }
-        return patch | self.realtime_tools()
+        return patch | self.realtime_tools(calls_tools)
 
-    def realtime_tools(self) -> dict[str, Any]:
+    def realtime_tools(self, calls_tools: bool) -> dict[str, Any]:
+        """As `realtime`, of the session's tools."""
         backend = self.backend
+        if not calls_tools:
+            if backend is not None and backend.tools:
+                reason = "this model calls no functions; leave them out"
+                raise unsupported("session.delegation.responses.tools", reason)
+            return {"tools": [], "tool_choice": "auto", "max_output_tokens": "inf"}
         if backend is None:
             return {"tools": [_DELEGATE_TOOL], "tool_choice": "auto", "max_output_tokens": "inf"}
         tools = [tool.model_dump() for tool in backend.tools]

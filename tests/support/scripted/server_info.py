@@ -27,6 +27,7 @@ class ServerInfo(server_info_pb2_grpc.ServerInfoServiceServicer):
         self.revision, self.serving = 0, True
         self.info = server_info_pb2.GetServerInfoResponse(stage=stage, model="scripted")
         self.info.thinker.input_modalities.extend(["audio", "image"])
+        self.info.thinker.calls_tools = True
         self.info.thinker.kv_block_tokens, self.info.thinker.kv_blocks = 16, 100
         self.info.thinker.default_temperature, self.info.thinker.default_top_p = 0.75, 0.875
         if stage == "dit":
