@@ -23,13 +23,20 @@ export class Conversation {
 
   // `settings()` gives {voice, modality, instructions, transcribe, model, rateHz}; the others are told of what goes on.
   constructor(settings, { onState, onUserLevel, onModelLevel }) {
-    Object.assign(this, { settings, onState, onUserLevel });
+    Object.assign(this, { settings, onState, onUserLevel, onModelLevel });
     this.#player.onLevel = onModelLevel;
     this.#player.onStarted = (id, at) => this.#firstHeard(id, at);
-    this.#player.onEnded = (id, ms) => {
-      this.#transcript.fact(id, "played", `${seconds(ms)} heard`, ms);
-      this.#tellState();
-    };
+    this.#player.onEnded = (id, ms) => this.#played(id, ms);
+  }
+
+  // How sound goes: "WebRTC" or "WebSocket"; "" without a session.
+  get transport() {
+    return this.#session ? (this.#session.isCall ? "WebRTC" : "WebSocket") : "";
+  }
+
+  #played(id, ms) {
+    this.#transcript.fact(id, "played", `${seconds(ms)} heard`, ms);
+    this.#tellState();
   }
 
   get talking() {
@@ -38,7 +45,7 @@ export class Conversation {
 
   // Whether there is an answer to stop.
   get answering() {
-    return this.#player.playing || Boolean(this.#session?.answering || this.#running);
+    return this.#player.playing || Boolean(this.#session?.answering || this.#session?.playing || this.#running);
   }
 
   async talk() {
@@ -51,6 +58,7 @@ export class Conversation {
         this.onUserLevel(rms);
         this.#session?.hear(pcm);
       });
+      await this.#session?.listen(this.#microphone.track);
     } catch (error) {
       this.hush();
       throw error;
@@ -132,6 +140,10 @@ export class Conversation {
       onText: (id, text, isWritten) => this.#modelSaid(id, text, isWritten),
       onSound: (id, samples) => this.#player.add(id, samples),
       onSoundEnd: (id) => this.#player.end(id),
+      onStarted: (id, at) => this.#firstHeard(id, at),
+      onPlayed: (id, ms) => this.#played(id, ms),
+      onCut: (id, ms) => this.#cut(id, ms),
+      onLevel: (rms) => this.onModelLevel(rms),
       onAnswerEnd: (id, status, why) => this.#answered(id, status, why),
       onHeard: (id, text) => this.#heardModel(id, text),
       onError: notice,
@@ -140,6 +152,7 @@ export class Conversation {
     });
     await session.open(this.settings(), this.#history.items());
     this.#session = session;
+    if (this.#talking) await session.listen(this.#microphone.track);
   }
 
   #closed(session, why) {
@@ -153,10 +166,15 @@ export class Conversation {
   async #silence() {
     for (const { id, ms } of await this.#player.stop()) {
       this.#session?.truncate(id, ms);
-      this.#transcript.fact(id, "played", `interrupted after ${seconds(ms)}`, ms);
-      this.#transcript.busy(id, false);
+      this.#cut(id, ms);
     }
+    this.#session?.silence();
     this.#tellState();
+  }
+
+  #cut(id, ms) {
+    this.#transcript.fact(id, "played", `interrupted after ${seconds(ms)}`, ms);
+    this.#transcript.busy(id, false);
   }
 
   #heardUser(id) {
@@ -247,7 +265,7 @@ export class Conversation {
 
   #tellState(text) {
     const { userSpeaks } = this.#session ?? {};
-    const now = userSpeaks ? "Listening ..." : this.#player.playing ? "Answering ..." : this.answering ? "Thinking ..." : this.#talking ? "Speak when you like." : "";
+    const now = userSpeaks ? "Listening ..." : this.#player.playing || this.#session?.playing ? "Answering ..." : this.answering ? "Thinking ..." : this.#talking ? "Speak when you like." : "";
     this.onState(text ?? now);
   }
 }

@@ -25,6 +25,11 @@ export class Microphone {
     }
   }
 
+  // What it hears, for a call; null while it is closed.
+  get track() {
+    return this.#stream?.getTracks()[0] ?? null;
+  }
+
   close() {
     for (const track of this.#stream?.getTracks() ?? []) track.stop();
     this.#context?.close();

@@ -1,5 +1,6 @@
 // One realtime session: its events become calls, and calls become events.
 
+import { openCall } from "./call.js";
 import { openSocket } from "./socket.js";
 import { RATE_HZ, fromBase64, toBase64, toFloats } from "./pcm.js";
 
@@ -15,6 +16,8 @@ export class RealtimeSession {
   #silenceMs = 0; // that ends a turn
   #turn = null; // id of the user's message that goes on
   #committedAt = null; // when this page ended a turn, until the server says so
+  #spoken = new Map(); // messages' ids by their responses', which may be played when they are done
+  #heard = new Map(); // answers that a call plays: {item, since} by the response's id
   #begun = null; // settles when the server has begun the session, or never will
 
   hasSpoken = false;
@@ -27,14 +30,13 @@ export class RealtimeSession {
 
   async open(settings, items) {
     const created = new Promise((resolve, reject) => (this.#begun = { resolve, reject }));
-    this.#socket = await openSocket(
-      (event) => this.#take(event),
-      (why) => {
-        this.#begun.reject(new Error(why ?? "closed"));
-        this.#turnVoid();
-        this.on.onClose(why);
-      },
-    );
+    const take = (event) => this.#take(event);
+    const closed = (why) => {
+      this.#begun.reject(new Error(why ?? "closed"));
+      this.#turnVoid();
+      this.on.onClose(why);
+    };
+    this.#socket = (await openCall(take, closed, this.on.onLevel)) ?? (await openSocket(take, closed));
     await created;
     this.settle(settings);
     for (const item of items) this.tell(item);
@@ -52,6 +54,25 @@ export class RealtimeSession {
     this.#socket.close();
   }
 
+  // Whether sound goes by WebRTC: then the server plays the answers.
+  get isCall() {
+    return Boolean(this.#socket?.isCall);
+  }
+
+  get playing() {
+    return this.#heard.size > 0;
+  }
+
+  // What the microphone hears goes to the server; null: nothing does.
+  listen(track) {
+    return this.#socket?.speak?.(track);
+  }
+
+  // Silence at once. The server knows what was heard.
+  silence() {
+    if (this.playing) this.#send("output_audio_buffer.clear");
+  }
+
   get answering() {
     return this.#responses.size > 0;
   }
@@ -62,6 +83,7 @@ export class RealtimeSession {
 
   // A chunk of the microphone's PCM16, just now.
   hear(pcm) {
+    if (this.isCall) return;
     this.#sentMs += pcm.length / CHUNK_BYTES_PER_MS;
     this.#clockMs = Math.min(this.#clockMs, performance.now() - this.#sentMs);
     this.#send("input_audio_buffer.append", { audio: toBase64(pcm) });
@@ -69,9 +91,10 @@ export class RealtimeSession {
 
   // The microphone goes off: there will be no silence that ends the turn.
   endTurn() {
+    this.listen(null);
     this.#clockMs = Infinity;
     if (this.#turn === null) {
-      if (this.#sentMs) this.#send("input_audio_buffer.clear");
+      if (this.#sentMs || this.isCall) this.#send("input_audio_buffer.clear");
       return;
     }
     this.#turnVoid(); // its message gets another id
@@ -140,7 +163,8 @@ export class RealtimeSession {
     // The user's last sample came before the silence that shows the turn's end.
     "input_audio_buffer.speech_stopped"({ audio_end_ms }) {
       const at = this.#clockMs + audio_end_ms - this.#silenceMs;
-      if (this.#turn !== null) this.#turnEnd(Number.isFinite(at) ? at : performance.now());
+      const late = this.isCall ? this.#silenceMs : 0; // a call's sound is not sent from here
+      if (this.#turn !== null) this.#turnEnd(Number.isFinite(at) ? at : performance.now() - late);
       this.on.onChange();
     },
     "input_audio_buffer.cleared"() {
@@ -168,6 +192,7 @@ export class RealtimeSession {
     "response.output_item.added"({ response_id, item }) {
       if (item.type !== "message") return;
       this.#responses.set(response_id, item.id);
+      this.#spoken.set(response_id, item.id);
       this.on.onAnswer(item.id);
     },
     "response.output_text.delta"({ item_id, delta }) {
@@ -179,6 +204,27 @@ export class RealtimeSession {
     "response.output_audio.delta"({ item_id, delta }) {
       this.hasSpoken = true;
       if (!this.#silenced.has(item_id)) this.on.onSound(item_id, toFloats(fromBase64(delta)));
+    },
+    "output_audio_buffer.started"({ response_id }) {
+      this.hasSpoken = true;
+      const item = this.#spoken.get(response_id);
+      this.#heard.set(response_id, { item, since: performance.now() });
+      this.on.onStarted(item, performance.now());
+    },
+    "output_audio_buffer.stopped"({ response_id }) {
+      const { item, since } = this.#heard.get(response_id);
+      this.#heard.delete(response_id);
+      this.on.onPlayed(item, Math.round(performance.now() - since));
+    },
+    "output_audio_buffer.cleared"({ response_id }) {
+      this.#heard.delete(response_id);
+      this.on.onChange();
+    },
+    "conversation.item.truncated"({ item_id, audio_end_ms }) {
+      if (!this.isCall) return;
+      this.#silenced.add(item_id);
+      this.on.onCut(item_id, audio_end_ms);
+      this.#send("conversation.item.retrieve", { item_id });
     },
     "response.output_audio.done"({ item_id }) {
       this.on.onSoundEnd(item_id);

@@ -33,6 +33,7 @@ export function setUpTalk(model, voices) {
 function showState(conversation, text) {
   const microphone = byId("microphone");
   byId("state").textContent = text;
+  byId("transport").textContent = conversation?.transport ? `Sound by ${conversation.transport}` : "";
   byId("hush").disabled = !conversation?.answering;
   microphone.setAttribute("aria-pressed", String(Boolean(conversation?.talking)));
   microphone.textContent = conversation?.talking ? "Stop talking" : "Talk";
