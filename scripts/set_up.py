@@ -32,8 +32,22 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "set-up.log"
 STAMP = VENV / "lock.sha256"
-EVERYTHING = ("base", "build", "gateway", "talker", "code2wav", "dit", "talk", "ucx", "otel", "docs", "dev", "peers")
-EXTRAS = ("gateway", "talker", "code2wav", "dit", "talk", "ucx", "otel", "docs", "dev")
+EVERYTHING = (
+    "base",
+    "build",
+    "gateway",
+    "talker",
+    "code2wav",
+    "dit",
+    "talk",
+    "webrtc",
+    "ucx",
+    "otel",
+    "docs",
+    "dev",
+    "peers",
+)
+EXTRAS = ("gateway", "talker", "code2wav", "dit", "talk", "webrtc", "ucx", "otel", "docs", "dev")
 LINE_S = 10.0  # between two lines about progress where there is no terminal
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from locked import read, select
 
 ROOT = Path(__file__).resolve().parent.parent
-NO_ENGINE = ("base", "build", "gateway", "otel", "onnx", "dev")
-EXTRAS = ("gateway", "otel", "onnx", "dev")
+NO_ENGINE = ("base", "build", "gateway", "webrtc", "otel", "onnx", "dev")
+EXTRAS = ("gateway", "webrtc", "otel", "onnx", "dev")
 ENGINES = ("talker", "code2wav", "dit", "docs")
 LOCKED_PYTHON, NEWEST_PYTHON = "3.13", "3.12"  # of the gate
 OF_THE_THINKER = ("torchvision", "msgspec", "pyzmq")  # which its tests need without vLLM, and tests' checkpoints
