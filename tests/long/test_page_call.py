@@ -39,6 +39,7 @@ async def visit(server: CallServer, tmp_path_factory: pytest.TempPathFactory) ->
         yield opened
         assert await opened.page.inner_text("#notices") == ""
         assert opened.complaints == []
+        assert opened.complaints == []
     await server.all_gone()
     await server.gateway.reset()
 
@@ -76,3 +77,4 @@ async def test_where_there_are_no_calls_the_socket_is_taken(tmp_path_factory: py
         assert await opened.number(MODEL, "latency") >= 0
         assert await opened.page.inner_text("#transport") == "Sound by WebSocket"
         assert await opened.page.inner_text("#notices") == ""
+        assert opened.complaints == []

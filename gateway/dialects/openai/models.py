@@ -70,6 +70,7 @@ def _answer_facts(gateway: Gateway, stage: Stage) -> dict[str, Any]:
         "voice_cloning": bool(talker and talker.voice_sample_rate_hz),
         "languages": list(talker.languages) if talker else [],
         "max_speech_characters": gateway.settings.max_speech_characters if talker and talker.reads_text else None,
+        "webrtc": gateway.settings.webrtc is not None,
         **{name: getattr(code2wav, name, None) for name in ("sample_rate_hz", "samples_per_frame", "trimmed_samples")},
     }
 

@@ -4,11 +4,11 @@ import { Problem, call } from "./api.js";
 
 const WITHIN_MS = 5000; // else the WebSocket is taken: a network may let no UDP through
 const LEVEL_MS = 50;
-let isOffered = "RTCPeerConnection" in window; // until the server says that it has no calls
+let isPossible = "RTCPeerConnection" in window; // until a call does not begin
 
-// As `openSocket`, or null where there are no calls. `onLevel` gets the loudness of what is heard.
+// As `openSocket`, or null where a call does not begin. `onLevel` gets the loudness of what is heard.
 export async function openCall(onEvent, onClose, onLevel) {
-  if (!isOffered) return null;
+  if (!isPossible) return null;
   const connection = new RTCPeerConnection();
   try {
     const sender = connection.addTransceiver("audio").sender, channel = connection.createDataChannel("oai-events");
@@ -24,8 +24,8 @@ export async function openCall(onEvent, onClose, onLevel) {
     return new Call(connection, channel, sender, speaker, { onEvent, onClose, waiting });
   } catch (error) {
     connection.close();
-    if (!(error instanceof Problem)) throw error;
-    isOffered = false;
+    if (error.name === "AbortError") throw error;
+    isPossible = false;
     return null;
   }
 }

@@ -21,7 +21,7 @@ export class Conversation {
   #running = null; // ends a chat completion
   #typed = 0;
 
-  // `settings()` gives {voice, modality, instructions, transcribe, model, rateHz}; the others are told of what goes on.
+  // `settings()` gives {voice, modality, instructions, transcribe, model, rateHz, takesCalls}; the others are told of what goes on.
   constructor(settings, { onState, onUserLevel, onModelLevel }) {
     Object.assign(this, { settings, onState, onUserLevel, onModelLevel });
     this.#player.onLevel = onModelLevel;

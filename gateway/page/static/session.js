@@ -36,7 +36,8 @@ export class RealtimeSession {
       this.#turnVoid();
       this.on.onClose(why);
     };
-    this.#socket = (await openCall(take, closed, this.on.onLevel)) ?? (await openSocket(take, closed));
+    const called = settings.takesCalls ? await openCall(take, closed, this.on.onLevel) : null;
+    this.#socket = called ?? (await openSocket(take, closed));
     await created;
     this.settle(settings);
     for (const item of items) this.tell(item);

@@ -90,5 +90,6 @@ function setUpSettings(model, voices) {
     instructions: instructions.value.trim(),
     transcribe: byId("transcribe").checked,
     rateHz: facts.sample_rate_hz,
+    takesCalls: facts.webrtc,
   });
 }
