@@ -42,6 +42,7 @@ class Call {
     };
     channel.onclose = ended;
     channel.onmessage = ({ data }) => onEvent(JSON.parse(data));
+    addEventListener("pagehide", () => this.close(), { once: true }); // else the server hears of it after 30 s
     queueMicrotask(() => waiting.forEach(onEvent));
   }
 
