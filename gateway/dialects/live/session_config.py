@@ -14,7 +14,6 @@ from gateway.validation import Listed
 
 PCM_RATES_HZ = (16_000, 24_000)
 G711_RATE_HZ = 8_000
-DEFAULT_VOICE = "marin"
 # The function by which a thinker hands a task to the client, whose own name for it the model never sees.
 DELEGATE = "delegate"
 _DELEGATE_TOOL = {
@@ -138,7 +137,7 @@ class LiveConfig(ConfigPart):
                     "transcription": {},
                     "turn_detection": {"type": "semantic_vad" if semantic else "server_vad"},
                 },
-                "output": {"format": {"type": "audio/pcm"}, "voice": self.audio.output.voice or DEFAULT_VOICE},
+                "output": {"format": {"type": "audio/pcm"}, "voice": self.audio.output.voice},
             },
             "instructions": "\n\n".join(filter(None, (self.instructions, backend and backend.instructions))),
         }
