@@ -5,7 +5,9 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from cli.plan import PIPELINE
@@ -13,7 +15,7 @@ from gateway.access.api_keys import new_key
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from quartet.v1 import server_info_pb2
+from quartet.v1 import server_info_pb2, server_info_pb2_grpc
 from tests.pure.test_api_keys import bearer, entry, write
 from tests.support.clients.realtime_client import session
 from tests.support.scripted.stages import ScriptedStages, scripted_stages
@@ -132,15 +134,20 @@ async def test_a_check_that_another_overtakes_takes_nothing_back(monkeypatch: py
     async with two_thinkers() as gateway:
         stage = gateway.app.state.gateway.pipeline.by_name["thinker"]
         replica = next(iter(stage.replicas.values()))
-        ask, waits, go_on = replica._get_load, asyncio.Event(), asyncio.Event()
+        waits, go_on = asyncio.Event(), asyncio.Event()
 
-        async def late(timeout_s: float) -> int:
-            waits.set()
-            await go_on.wait()
-            return await ask(timeout_s)
+        class LateStub(server_info_pb2_grpc.ServerInfoServiceStub):
+            def __init__(self, channel: grpc.aio.Channel) -> None:
+                super().__init__(channel)
+                self._ask, self.GetLoad = self.GetLoad, self._late
+
+            async def _late(self, *asked: Any, **options: Any) -> Any:
+                waits.set()
+                await go_on.wait()
+                return await self._ask(*asked, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(replica, "_get_load", late)
+            patch.setattr(server_info_pb2_grpc, "ServerInfoServiceStub", LateStub)
             overtaken = asyncio.create_task(replica.check(HEALTH_TIMEOUT_S))
             await waits.wait()
         await gateway.load()

@@ -3,10 +3,12 @@
 import json
 import math
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
+import structlog
 from prometheus_client import REGISTRY
 
 from benchmarks.simulation.__main__ import main
@@ -25,6 +27,14 @@ from gateway.pipeline.stage import Stage
 from services.common.rpc.call import Admission
 
 COUNTS = Counts(3, 2, 2, 2)
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[None]:
+    """As they were: the command silences them."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 class Job:
