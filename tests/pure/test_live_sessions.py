@@ -215,3 +215,23 @@ async def test_keys_and_sidebands(tmp_path, monkeypatch: pytest.MonkeyPatch) -> 
                 assert (await other.until("session.closed"))["reason"] == "close_requested"
                 await other.socket.wait_closed()
         assert not gateway.app.state.live_sessions
+
+
+async def test_a_sideband_changes_nothing_that_the_session_hears(gateway: Running) -> None:
+    """At 16 kHz, where a resampler makes what each hears, and with pieces that end within a sample."""
+    sound, heard = tone(1.0, 8000, 16_000), list[bytes]()
+    for with_sideband in (False, True):
+        async with (
+            live(gateway, audio={"format": {"type": "audio/pcm", "rate": 16_000}}) as client,
+            AsyncExitStack() as on,
+        ):
+            if with_sideband:
+                path = f"/v1/live/sessions/{client.started['id']}/attach"
+                await (await on.enter_async_context(connected(gateway, path))).until("session.started")
+            for begin in range(0, len(sound), 3201):
+                await client.send("session.input_audio.append", audio=base64_of(sound[begin : begin + 3201]))
+            await client.ask("session.input_audio.mute", "session.input_audio.muted")
+            (handler,) = gateway.app.state.live_sessions.handlers
+            heard.append(handler._session.buffer.all())
+    assert heard[0] == heard[1]
+    assert len(heard[0]) == pytest.approx(len(sound), rel=0.05)

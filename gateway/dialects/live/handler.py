@@ -55,6 +55,7 @@ class LiveHandler:
         self._calls_tools = calls_tools
         self._gateway, self._config, self._expires_at = gateway, config, session.expires_at
         self._clock, self._sound = SessionClock(), ClientSound(config.audio.format)
+        self._reflected = ClientSound(config.audio.format)  # for sidebands: a resampler takes each sound once
         delegations = ClientDelegations if config.backend is None else ResponsesDelegations
         self.output = LiveOutput(self.readers, self._clock, config.audio.format, delegations)
         self._session = SessionHandler(gateway, session, self.output, key, log, self.output, transport=transport)
@@ -139,7 +140,7 @@ class LiveHandler:
             )
         self._clock.hear(self._sound.ms_of(data))
         if self.readers.sidebands:
-            self.readers.put_heard(self._sound.pcm16(data))
+            self.readers.put_heard(self._reflected.pcm16(data))
         await self._session.hear(self._sound.for_session(self._sound.silence_as(data) if self._is_muted else data))
 
     async def _mute(self, event: events.LiveMute | events.LiveUnmute) -> None:
