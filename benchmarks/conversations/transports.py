@@ -71,8 +71,8 @@ class UserSession(Protocol):
 Transport = Callable[[str, float, Quiet], AbstractAsyncContextManager[UserSession]]
 
 
-class SocketSession:
-    """One of `/v1/realtime`."""
+class _CallerSession:
+    """What sessions by a WebSocket share."""
 
     def __init__(self, caller: Caller) -> None:
         self._caller, self._seen = caller, 0
@@ -84,6 +84,10 @@ class SocketSession:
     def say(self, samples: np.ndarray) -> float:
         self._seen = len(self._caller.events)
         return self._caller.say(samples)
+
+
+class SocketSession(_CallerSession):
+    """One of `/v1/realtime`."""
 
     async def answer(self) -> Heard:
         end = await self._caller.until("response.done", "error", since=self._seen)
@@ -92,19 +96,8 @@ class SocketSession:
         return Heard(deltas, end)
 
 
-class LiveSession:
+class LiveSession(_CallerSession):
     """One of `/v1/live/sessions`, whose answers are paced and end without an event."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller, self._seen = caller, 0
-
-    @property
-    def is_lost(self) -> bool:
-        return bool(self._caller.events) and self._caller.events[-1].kind == "closed"
-
-    def say(self, samples: np.ndarray) -> float:
-        self._seen = len(self._caller.events)
-        return self._caller.say(samples)
 
     async def answer(self) -> Heard:
         end = await self._caller.until("session.output_audio.delta", "error", since=self._seen)

@@ -1,13 +1,10 @@
 """Requests for the times of words."""
 
-import asyncio
-
 import grpc
 
-from gateway.pipeline.route import Lease, Route
+from gateway.pipeline.route import Lease, Route, by_one_stage
 from gateway.pipeline.stage import Stage
 from quartet.v1 import aligner_pb2
-from services.common.errors import StageError
 
 
 async def word_times(
@@ -19,16 +16,7 @@ async def word_times(
     Raises:
         StageError: the stage does not serve, refuses, fails or is lost.
     """
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    route = Route([stage], request.request_id)
-    while True:
-        left_s = max(0.001, deadline - asyncio.get_running_loop().time())
-        try:
-            with route.replicas() as (lease,):
-                return await _attempt(route, lease, request, left_s)
-        except StageError as error:
-            if not await route.again(error):
-                raise
+    return await by_one_stage(stage, request, timeout_s, _attempt)
 
 
 async def _attempt(

@@ -1,8 +1,9 @@
 """The replicas of one request. They may be chosen a second time."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -18,6 +19,8 @@ LOST = (Unavailable, NotFound, RequestCancelled)
 _CHECK_TIMEOUT_S = 1.0
 
 log = structlog.get_logger()
+Made = TypeVar("Made")
+Request = TypeVar("Request", bound=Any)  # a message with a request_id
 
 
 class Lease:
@@ -121,3 +124,27 @@ def _replaceable(leases: Sequence[Lease]) -> bool:
         for lease in leases
         for replica in lease.stage.replicas.values()
     )
+
+
+async def by_one_stage(
+    stage: Stage,
+    request: Request,
+    timeout_s: float,
+    attempt: Callable[[Route, Lease, Request, float], Awaitable[Made]],
+) -> Made:
+    """What `attempt` makes of a request with the seconds that are left, by a replica of the one stage that it needs. If
+    the replica is lost, by another one, once.
+
+    Raises:
+        StageError: the stage does not serve, or as `attempt`.
+    """
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    route = Route([stage], request.request_id)
+    while True:
+        left_s = max(0.001, deadline - asyncio.get_running_loop().time())
+        try:
+            with route.replicas() as (lease,):
+                return await attempt(route, lease, request, left_s)
+        except StageError as error:
+            if not await route.again(error):
+                raise

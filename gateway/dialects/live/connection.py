@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -19,11 +18,11 @@ from gateway.dialects.live.readers import MAX_SIDEBANDS
 from gateway.dialects.live.session_config import parse_config
 from gateway.dialects.realtime.events import RealtimeError, in_thread_if_long, server_event
 from gateway.dialects.realtime.lifetime import Lifetime
-from gateway.dialects.realtime.output.outbox import Outbox, SlowReader
+from gateway.dialects.realtime.output.outbox import Outbox
 from gateway.dialects.realtime.output.tools import check_tools
 from gateway.dialects.realtime.secrets import new_session
 from gateway.errors import ApiError, gateway_fault
-from gateway.http.connection import ClientGone, key_of
+from gateway.http.connection import key_of
 from gateway.http.csrf import check_socket
 from gateway.http.sockets import counted_session, receive_text, serve, transport_of
 from gateway.tasks import cancel
@@ -38,21 +37,14 @@ _USAGE_S = 15.0  # between events of usage
 @router.websocket(LIVE_PATHS[1])
 async def live(socket: WebSocket) -> None:
     """Serves a session until the client leaves or closes it, the gateway drains, or the session expires."""
-    await _served(socket, _serve)
+    await serve(socket, _serve, events.error_event)
 
 
 @router.websocket(f"{LIVE_PATHS[0]}/{{session_id}}/attach")
 @router.websocket(f"{LIVE_PATHS[1]}/{{session_id}}/attach")
 async def attach(socket: WebSocket) -> None:
     """A sideband: reads a session's events, and sends all but its sound, until one of the two ends."""
-    await _served(socket, _attach)
-
-
-async def _served(socket: WebSocket, work: Callable[[WebSocket], Any]) -> None:
-    try:
-        await serve(socket, work, events.error_event)
-    except SlowReader:
-        raise ClientGone from None
+    await serve(socket, _attach, events.error_event)
 
 
 async def _serve(socket: WebSocket) -> int:

@@ -17,9 +17,8 @@ _STATUSES = {"completed": "completed", "cancelled": "completed", "failed": "fail
 _OF_CALLS = ("response.function_call_arguments.delta", "response.function_call_arguments.done")
 
 
-class ClientDelegations:
-    """Tasks of the client.
-
+class _Delegating:
+    """
     Args:
         put: sends an event.
         after_user: runs an action when the user's words have been sent: clients take the task from them.
@@ -32,6 +31,13 @@ class ClientDelegations:
         after_user: Callable[[Callable[[], None]], None],
     ) -> None:
         self._put, self._now_ms, self._after_user = put, now_ms, after_user
+
+
+class ClientDelegations(_Delegating):
+    """Tasks of the client."""
+
+    def __init__(self, *sinks: Any) -> None:
+        super().__init__(*sinks)
         self._calls: dict[str, str] = {}  # ids of calls that wait for an answer, by that of the task
 
     def take(self, event: dict[str, Any]) -> None:
@@ -63,16 +69,11 @@ class ClientDelegations:
         pass
 
 
-class ResponsesDelegations:
+class ResponsesDelegations(_Delegating):
     """Calls of the client's functions."""
 
-    def __init__(
-        self,
-        put: Callable[[dict[str, Any]], None],
-        now_ms: Callable[[], int],
-        after_user: Callable[[Callable[[], None]], None],
-    ) -> None:
-        self._put, self._now_ms, self._after_user = put, now_ms, after_user
+    def __init__(self, *sinks: Any) -> None:
+        super().__init__(*sinks)
         self._response: dict[str, Any] = {}  # that goes on
         self._id: str | None = None  # of the delegation that it belongs to
         self._next_id: str | None = None  # of the delegation that the next response continues

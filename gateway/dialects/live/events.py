@@ -113,9 +113,9 @@ def unsupported(param: str, reason: str) -> RealtimeError:
     return RealtimeError("unsupported_parameter", f"{param}: {reason}", param)
 
 
-def acknowledged(kind: str, event: ClientEvent | None, **members: Any) -> dict[str, Any]:
+def acknowledged(kind: str, event: ClientEvent, **members: Any) -> dict[str, Any]:
     """The event of the server that answers `event`."""
-    names = {} if event is None or event.event_id is None else {"client_event_id": event.event_id}
+    names = {} if event.event_id is None else {"client_event_id": event.event_id}
     return server_event(kind, **members, **names)
 
 

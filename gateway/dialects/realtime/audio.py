@@ -8,13 +8,13 @@ from gateway.dialects.realtime.settings.session_config import PCM_RATE_HZ
 from gateway.media.encode import BYTES_PER_SAMPLE, Tempo
 
 MODEL_RATE_HZ = 16_000  # of models and speech detector
-_LAWS: dict[str, g711.Law] = {"audio/pcmu": "mu", "audio/pcma": "a"}
+LAWS: dict[str, g711.Law] = {"audio/pcmu": "mu", "audio/pcma": "a"}
 # This filter delays sound by 12 ms, soxr's usual one by 43 ms. Its aliasing is far below G.711's own noise.
 _G711_QUALITY = "LQ"
 
 
 def rate_hz_of(audio_format: str) -> int:
-    return g711.RATE_HZ if audio_format in _LAWS else PCM_RATE_HZ
+    return g711.RATE_HZ if audio_format in LAWS else PCM_RATE_HZ
 
 
 class InputAudioStream:
@@ -22,7 +22,7 @@ class InputAudioStream:
     sample's. The filter holds the last 12 to 30 ms back until more sound comes, or `flush`."""
 
     def __init__(self, audio_format: str, begin_ms: float = 0.0) -> None:
-        self._law: g711.Law | None = _LAWS.get(audio_format)
+        self._law: g711.Law | None = LAWS.get(audio_format)
         self._rate_hz, self._begin_ms = rate_hz_of(audio_format), begin_ms
         self._resampler = soxr.ResampleStream(self._rate_hz, MODEL_RATE_HZ, 1, "int16")
         self._rest, self._received, self._given = b"", 0, 0
@@ -65,7 +65,7 @@ class OutputAudioStream:
     """Converts mono PCM16 of `rate_hz` to the session's format. `speed`: 0.25 to 4; the pitch stays."""
 
     def __init__(self, audio_format: str, rate_hz: int, speed: float = 1.0) -> None:
-        self._law: g711.Law | None = _LAWS.get(audio_format)
+        self._law: g711.Law | None = LAWS.get(audio_format)
         to_hz = rate_hz_of(audio_format)
         self._tempo = None if speed == 1.0 else Tempo(rate_hz, speed)
         quality = "HQ" if self._law is None else _G711_QUALITY

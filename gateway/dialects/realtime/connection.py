@@ -13,13 +13,13 @@ from gateway.answers.gateway import Gateway
 from gateway.dialects.realtime import calls, events
 from gateway.dialects.realtime.events import RealtimeError
 from gateway.dialects.realtime.lifetime import Lifetime
-from gateway.dialects.realtime.output.outbox import Outbox, SlowReader
+from gateway.dialects.realtime.output.outbox import Outbox
 from gateway.dialects.realtime.secrets import new_session, secret_of
 from gateway.dialects.realtime.session_handler import SessionHandler
 from gateway.dialects.realtime.settings.session import Session
 from gateway.dialects.realtime.vllm_dialect import VllmDialect
 from gateway.errors import ApiError, gateway_fault
-from gateway.http.connection import ClientGone, key_of
+from gateway.http.connection import key_of
 from gateway.http.csrf import check_socket
 from gateway.http.sockets import counted_session, receive_text, serve, transport_of
 from gateway.tasks import cancel
@@ -35,10 +35,7 @@ async def realtime(socket: WebSocket) -> None:
     if "call_id" in socket.query_params:
         await calls.control(socket)
         return
-    try:
-        await serve(socket, _serve, events.error_event)
-    except SlowReader:
-        raise ClientGone from None
+    await serve(socket, _serve, events.error_event)
 
 
 async def _serve(socket: WebSocket) -> int:

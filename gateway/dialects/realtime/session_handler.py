@@ -95,8 +95,7 @@ class SessionHandler:
 
     async def finish(self) -> None:
         """Returns when the answers that the client knows of have ended, and what the user said is transcribed."""
-        if self._listener is not None:
-            await self._listener.discard_speculation()
+        await self._discard_speculation()
         if tasks := [response.task for response in self._responses.values()]:
             await asyncio.wait(tasks)
         await self._transcriber.finish()

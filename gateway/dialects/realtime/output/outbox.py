@@ -9,6 +9,7 @@ from starlette.websockets import WebSocket
 
 from gateway.dialects.realtime.conversation.conversation import Conversation
 from gateway.dialects.realtime.output.server_events import ServerEvent, SoundDelta
+from gateway.http.connection import ClientGone
 from gateway.http.json_writer import to_json
 from gateway.settings import MIB
 
@@ -17,7 +18,7 @@ _MAX_HELD = 512  # events of a speculative response; beyond, the pipeline waits
 SEND_S = 30.0  # a client that reads nothing for so long is gone
 
 
-class SlowReader(Exception):
+class SlowReader(ClientGone):
     """The client does not read what it is sent."""
 
 

@@ -2,12 +2,10 @@
 
 import asyncio
 
-import numpy as np
-import soxr
 import structlog
 
 from gateway.answers.gateway import Gateway
-from gateway.dialects.realtime.audio import MODEL_RATE_HZ
+from gateway.answers.word_times import for_aligner
 from gateway.dialects.realtime.conversation.items import Item, SpokenWord
 from gateway.dialects.realtime.events import new_id
 from gateway.media.encode import BYTES_PER_SAMPLE
@@ -47,7 +45,7 @@ class WordTimer:
             task.add_done_callback(self._tasks.discard)
 
     async def _time(self, stage: Stage, item: Item, text: str, pcm16: bytes, rate_hz: int, speed: float) -> None:
-        resampled = await asyncio.to_thread(_resampled, pcm16, rate_hz)
+        resampled = await asyncio.to_thread(for_aligner, pcm16, rate_hz)
         request = aligner_pb2.AlignRequest(request_id=new_id("words"), pcm16=resampled, text=text)
         try:
             words = await word_times(stage, request, _TIMEOUT_S)
@@ -60,7 +58,3 @@ class WordTimer:
 
     async def close(self) -> None:
         await cancel(*self._tasks)
-
-
-def _resampled(pcm16: bytes, rate_hz: int) -> bytes:
-    return soxr.resample(np.frombuffer(pcm16, "<i2"), rate_hz, MODEL_RATE_HZ).tobytes()
