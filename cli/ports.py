@@ -4,15 +4,18 @@ import contextlib
 import os
 import random
 import socket
+from collections import deque
 from pathlib import Path
 
 HOST = "127.0.0.1"  # of the stages
 _LISTENING = "0A"  # of /proc/net/tcp
+_claims: deque[socket.socket] = deque(maxlen=128)  # more are not waiting for what will bind them
 
 
-def free_ports(count: int) -> list[int]:
-    """Finds free ports below those of outgoing connections: a stage binds its port seconds later."""
-    free = filter(_is_free, range(random.randrange(10_000, 29_000), 32_768))
+def free_ports(count: int, but: int | None = None) -> list[int]:
+    """Finds free ports other than `but`, below those of outgoing connections, and claims them: who is to listen there
+    binds its port seconds later, and whoever asks meanwhile, in this process or another, gets others."""
+    free = (port for port in range(random.randrange(10_000, 29_000), 32_768) if port != but and _claim(port))
     return [next(free) for _ in range(count)]
 
 
@@ -37,7 +40,18 @@ def _inodes(port: int) -> set[str]:
     return found
 
 
-def _is_free(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.socket() as probing:
-        return probing.bind((HOST, port)) is None
-    return False
+def _claim(port: int) -> bool:
+    """Returns whether `port` is free, and claimed by nobody.
+
+    A claim is an abstract Unix socket of the port's number. It is in the same network namespace as the port, and ends
+    with the process that holds it."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0quartet-port-{port}")
+        with socket.socket() as probing:
+            probing.bind((HOST, port))
+    except OSError:
+        claim.close()
+        return False
+    _claims.append(claim)
+    return True

@@ -61,7 +61,7 @@ class Supervisor:
                 shutil.rmtree(self._temporary, ignore_errors=True)
             raise
         self._reaper = Reaper(self._temporary)
-        ports = free_ports(2 * len(stages))
+        ports = free_ports(2 * len(stages), but=options.port)
         for stage in stages:
             port, metrics_port = ports.pop(), ports.pop()
             self._places[stage.name] = {"address": f"{HOST}:{port}", "metrics_address": f"{HOST}:{metrics_port}"}
@@ -83,7 +83,7 @@ class Supervisor:
         """The gateway's flags about the process of calls, which is added if there is to be one."""
         if not options.webrtc:
             return []
-        (port,) = free_ports(1)
+        (port,) = free_ports(1, but=options.port)
         self._places[WEBRTC] = {"address": f"{HOST}:{port}", "metrics_address": f"{HOST}:{port}"}
         self._add(WEBRTC, "gateway.webrtc", ["--port", str(port), *options.webrtc_flags])
         return ["--webrtc", f"http://{HOST}:{port}"]

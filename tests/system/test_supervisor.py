@@ -259,6 +259,17 @@ def test_ports_of_stages_are_none_that_a_connection_may_get():
         assert not set(ports) & {port for _ in range(200) for port in free_ports(100)}
 
 
+def test_a_port_that_somebody_is_to_bind_is_given_to_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by this process nor by another, though all begin at the same number, as two may by chance."""
+    (first,) = free_ports(1)
+    monkeypatch.setattr("cli.ports.random.randrange", lambda *_: first)
+    (second,) = free_ports(1, but=first + 1)
+    assert second > first + 1
+    code = f"import cli.ports; cli.ports.random.randrange = lambda *_: {first}; print(*cli.ports.free_ports(2))"
+    others = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {first, second} & {int(other) for other in others}
+
+
 def test_a_pipeline_file_says_which_stages_are_started(stages: Path) -> None:
     text_only = stages / "text.yaml"
     text_only.write_text("stages:\n  writer:\n    kind: thinker\n    address: localhost:1\noutputs:\n  text: writer\n")
