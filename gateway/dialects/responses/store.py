@@ -1,35 +1,21 @@
-"""Stores responses and conversations for their owners, in memory or on disk."""
+"""Stores responses and conversations for their owners, in memory or in a database."""
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.dialects.responses.parts import Item
-from gateway.store import ClientStore
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, insert, select, true, update
 
-# Directories keep this schema: a change needs a new version and a migration.
-_SCHEMA = """
-BEGIN;
-CREATE TABLE threads (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, created_at INTEGER NOT NULL, used_at REAL NOT NULL,
-    bytes INTEGER NOT NULL, previous TEXT, body TEXT NOT NULL
-);
-CREATE INDEX threads_by_use ON threads (used_at);
-CREATE TABLE items (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL,
-    thread TEXT NOT NULL REFERENCES threads (id) ON DELETE CASCADE, is_output INTEGER NOT NULL, body TEXT NOT NULL
-);
-CREATE INDEX items_by_thread ON items (thread);
-CREATE INDEX items_by_id ON items (id);
-PRAGMA user_version = 1;
-COMMIT;
-"""
+from gateway.dialects.responses.parts import Item
+from gateway.dialects.responses.tables import items, tables, threads
+from gateway.store.database import Database
+from gateway.store.store import ClientStore
+
 _ROW_BYTES = 512  # that a row takes beside its text
 _SWEEP_S = 1.0  # sums of all threads take 0.2 s where they are small
-_FOUND = "id = ? AND used_at > ? AND (owner = ? OR ? IS NULL)"
 
 
 @dataclass(frozen=True)
@@ -42,6 +28,7 @@ class Thread:
         body: the response's object, or the conversation's metadata.
         used_at: Unix seconds of the last creation, change or answer.
         size: in bytes, items included.
+        holder: name of the gateway that makes it; None: it has ended.
     """
 
     id: str
@@ -50,27 +37,27 @@ class Thread:
     body: dict[str, Any]
     used_at: float = 0.0
     size: int = 0
+    holder: str | None = None
 
 
 class ResponseStore(ClientStore):
     """Stores responses and conversations. Owners see their own only; owner None sees all. Several gateways may share a
-    directory.
+    database or a directory.
 
     Args:
-        directory: as of `Store`.
+        place: as of `Store`.
         ttl_s: how long unused threads stay.
         max_bytes: of all threads. Beyond, the largest owner's longest unused thread goes first.
 
     Raises:
-        ApiError: 500, from every method: the directory cannot be used.
+        ApiError: from every method: 500, the place cannot be used; 503, it cannot be reached.
     """
 
     name, setting, fault = "responses", "responses_dir", "responses cannot be stored or read"
-    version, schema = 1, _SCHEMA
-    pragmas = ("journal_mode = WAL", "foreign_keys = ON", "busy_timeout = 5000")
+    tables = tables
 
-    def __init__(self, directory: Path | None, ttl_s: float, max_bytes: int) -> None:
-        super().__init__(directory)
+    def __init__(self, place: Database | Path | None, ttl_s: float, max_bytes: int) -> None:
+        super().__init__(place)
         self._ttl_s, self._max_bytes = ttl_s, max_bytes
         self._swept_at, self._unswept = 0.0, 0
 
@@ -83,87 +70,101 @@ class ResponseStore(ClientStore):
         conversation: str | None = None,
     ) -> None:
         """Stores or replaces a thread; a conversation's items are input. `conversation` gets all items, too."""
+        rows = _rows(items, output)
+        await self.write(lambda connection: self.insert(connection, thread, owner, rows, conversation))
 
-        def put() -> None:
-            rows = [(item["id"], 0, _text(item)) for item in items] + [(item["id"], 1, _text(item)) for item in output]
-            body, now = _text(thread.body), time.time()
-            with self.database:
-                self.database.execute("DELETE FROM threads WHERE id = ?", (thread.id,))
-                values = (thread.id, owner or "", thread.created_at, now, _size(body), thread.previous, body)
-                self.database.execute("INSERT INTO threads VALUES (?, ?, ?, ?, ?, ?, ?)", values)
-                self._unswept += _size(body)
-                self._add(thread.id, rows)
-                if conversation is not None:
-                    self._add(conversation, [(name, 0, text) for name, _, text in rows])
-                self._make_room(now)
-
-        await self.run(put)
+    def insert(
+        self,
+        connection: Connection,
+        thread: Thread,
+        owner: str | None,
+        rows: Sequence["_Row"],
+        conversation: str | None = None,
+    ) -> None:
+        body, now = _text(thread.body), time.time()
+        connection.execute(delete(threads).where(threads.c.id == thread.id))
+        size = _size(body)
+        values = {"id": thread.id, "owner": owner or "", "created_at": thread.created_at, "used_at": now}
+        connection.execute(insert(threads).values(**values, bytes=size, previous=thread.previous, body=body))
+        self._unswept += size
+        self._add(connection, thread.id, rows)
+        if conversation is not None:
+            self._add(connection, conversation, [(name, 0, text) for name, _, text in rows])
+        self._make_room(connection, now)
 
     async def rewrite(self, thread_id: str, body: dict[str, Any]) -> None:
         """Replaces a conversation's body."""
-        text = _text(body)
-        change = "bytes = bytes - length(CAST(body AS BLOB)) + ?, body = ?, used_at = ?"
-        values = len(text.encode()), text, time.time(), thread_id
-        await self.write(f"UPDATE threads SET {change} WHERE id = ?", values)
+        text, where = _text(body), threads.c.id == thread_id
 
-    async def touch(self, thread_id: str) -> None:
-        """Marks a thread as used."""
-        await self.write("UPDATE threads SET used_at = ? WHERE id = ?", (time.time(), thread_id))
+        def rewrite(connection: Connection) -> None:
+            before = connection.execute(select(threads.c.body).where(where).with_for_update()).scalar()
+            if before is not None:
+                more = _size(text) - _size(before)
+                changes = {"bytes": threads.c.bytes + more, "body": text, "used_at": time.time()}
+                connection.execute(update(threads).where(where).values(changes))
+
+        await self.write(rewrite)
 
     async def add(self, conversation: str, items: Sequence[Item]) -> None:
         """Adds items to a conversation."""
+        rows = _rows(items)
 
-        def add() -> None:
-            rows = [(item["id"], 0, _text(item)) for item in items]
-            with self.database:
-                self._add(conversation, rows)
-                self._make_room(time.time())
+        def add(connection: Connection) -> None:
+            self._add(connection, conversation, rows)
+            self._make_room(connection, time.time())
 
-        await self.run(add)
+        await self.write(add)
 
-    def _add(self, thread: str, rows: list[tuple[str, int, str]]) -> None:
+    def _add(self, connection: Connection, thread: str, rows: Sequence["_Row"]) -> None:
         size = sum(_size(text) for _, _, text in rows)
-        update = "UPDATE threads SET bytes = bytes + ?, used_at = ? WHERE id = ?"
-        found = self.database.execute(update, (size, time.time(), thread))
+        changes = {"bytes": threads.c.bytes + size, "used_at": time.time()}
+        found = connection.execute(update(threads).where(threads.c.id == thread).values(changes))
         self._unswept += size
-        if found.rowcount:  # it may have been deleted meanwhile
-            insert = "INSERT INTO items (id, thread, is_output, body) VALUES (?, ?, ?, ?)"
-            self.database.executemany(insert, [(name, thread, is_output, text) for name, is_output, text in rows])
+        if rows and found.rowcount:  # it may have been deleted meanwhile
+            added = [
+                {"id": name, "thread": thread, "is_output": is_output, "body": text} for name, is_output, text in rows
+            ]
+            connection.execute(insert(items), added)
 
-    def _make_room(self, now: float) -> None:
+    def _make_room(self, connection: Connection, now: float) -> None:
         """Has little to do where little was added since the last time."""
         if self._unswept < self._max_bytes // 256 and 0 <= now - self._swept_at < _SWEEP_S:
             return
         self._swept_at, self._unswept = now, 0
-        self.database.execute("DELETE FROM threads WHERE used_at <= ?", (now - self._ttl_s,))
-        owners = dict(self.database.execute("SELECT owner, sum(bytes) FROM threads GROUP BY owner").fetchall())
+        connection.execute(delete(threads).where(threads.c.used_at <= now - self._ttl_s))
+        sums = connection.execute(select(threads.c.owner, func.sum(threads.c.bytes)).group_by(threads.c.owner))
+        owners: dict[str, int] = {owner: int(size) for owner, size in sums}
         excess = sum(owners.values()) - self._max_bytes
         while excess > 0:
             most = max(owners, key=lambda owner: owners[owner])
-            oldest = "SELECT id, bytes FROM threads WHERE owner = ? ORDER BY used_at LIMIT 1"
-            thread, freed = self.database.execute(oldest, (most,)).fetchone()
-            self.database.execute("DELETE FROM threads WHERE id = ?", (thread,))
-            owners[most] -= freed
-            excess -= freed
+            of_most = select(threads.c.id, threads.c.bytes).where(threads.c.owner == most)
+            oldest = connection.execute(of_most.order_by(threads.c.used_at).limit(1)).first()
+            if oldest is None:  # another gateway made room meanwhile
+                return
+            connection.execute(delete(threads).where(threads.c.id == oldest.id))
+            owners[most] -= oldest.bytes
+            excess -= oldest.bytes
 
     async def get(self, thread_id: str, owner: str | None) -> Thread | None:
         """None: there is none, or it is another owner's."""
-        columns = "SELECT id, created_at, previous, body, used_at, bytes FROM threads WHERE"
-        rows = await self.rows(f"{columns} {_FOUND}", (thread_id, *self._visible(owner)))
-        for name, created_at, previous, body, used_at, size in rows:
-            return Thread(name, created_at, previous, json.loads(body), used_at, size)
-        return None
+        found = await self.read(lambda connection: connection.execute(self._thread(thread_id, owner)).first())
+        return None if found is None else _thread_of(found)
+
+    def _thread(self, thread_id: str, owner: str | None) -> Select[Any]:
+        return select(threads).where(threads.c.id == thread_id, self._visible(owner))
 
     async def size_of_turns(self, response_id: str) -> int:
         """Bytes of a response and its predecessors."""
-        before = "SELECT threads.previous, threads.bytes FROM threads JOIN chain ON threads.id = chain.previous"
-        chain = f"WITH RECURSIVE chain AS (SELECT previous, bytes FROM threads WHERE id = ? UNION ALL {before})"
-        return (await self.rows(f"{chain} SELECT coalesce(sum(bytes), 0) FROM chain", (response_id,)))[0][0]
+        columns = select(threads.c.previous, threads.c.bytes)
+        chain = columns.where(threads.c.id == response_id).cte("chain", recursive=True)
+        chain = chain.union_all(columns.join(chain, threads.c.id == chain.c.previous))
+        total = select(func.coalesce(func.sum(chain.c.bytes), 0))
+        return int(await self.read(lambda connection: connection.execute(total).scalar_one()))
 
     async def items(self, thread_id: str, output: bool = False) -> list[Item]:
         """A conversation's items, or a response's input or output."""
-        found = "SELECT body FROM items WHERE thread = ? AND is_output = ? ORDER BY sequence"
-        return await self._read(found, (thread_id, output))
+        found = select(items.c.body).where(items.c.thread == thread_id, items.c.is_output == int(output))
+        return await self._read(found.order_by(items.c.sequence))
 
     async def page(self, thread_id: str, after: str | None, limit: int, order: str) -> list[Item] | None:
         """At most `limit` of a conversation's items, or of a response's input, in "asc" or "desc" order.
@@ -174,71 +175,89 @@ class ResponseStore(ClientStore):
         Returns:
             None: there is no such item.
         """
-        begin, sign = "", ">" if order == "asc" else "<"
-        values: tuple[Any, ...] = (thread_id,)
-        if after is not None:
-            known = "SELECT sequence FROM items WHERE thread = ? AND is_output = 0 AND id = ? LIMIT 1"
-            if not (found := await self.rows(known, (thread_id, after))):
-                return None
-            begin, values = f"AND sequence {sign} ?", (thread_id, found[0][0])
-        these = f"thread = ? AND is_output = 0 {begin} ORDER BY sequence {order} LIMIT ?"
-        return await self._read(f"SELECT body FROM items WHERE {these}", (*values, limit))
+        sequence, these = items.c.sequence, (items.c.thread == thread_id, items.c.is_output == 0)
+
+        def read(connection: Connection) -> list[Item] | None:
+            beyond: ColumnElement[bool] = true()
+            if after is not None:
+                known = select(sequence).where(*these, items.c.id == after).limit(1)
+                if (at := connection.execute(known).scalar()) is None:
+                    return None
+                beyond = sequence > at if order == "asc" else sequence < at
+            ordered = sequence.asc() if order == "asc" else sequence.desc()
+            found = select(items.c.body).where(*these, beyond).order_by(ordered).limit(limit)
+            return _loaded(connection.execute(found).scalars())
+
+        return await self.read(read)
 
     async def item_of(self, thread_id: str, item_id: str) -> Item | None:
         """An item of a conversation."""
-        found = "SELECT body FROM items WHERE thread = ? AND id = ? LIMIT 1"
-        return next(iter(await self._read(found, (thread_id, item_id))), None)
+        found = select(items.c.body).where(items.c.thread == thread_id, items.c.id == item_id).limit(1)
+        return next(iter(await self._read(found)), None)
 
-    async def _read(self, statement: str, values: tuple[Any, ...]) -> list[Item]:
+    async def _read(self, found: Select[tuple[str]]) -> list[Item]:
         """The items of the rows; megabytes of JSON are read in the database's thread."""
-        return await self.run(lambda: [json.loads(body) for (body,) in self.database.execute(statement, values)])
+        return await self.read(lambda connection: _loaded(connection.execute(found).scalars()))
 
     async def turns(self, response_id: str, owner: str | None) -> list[Item] | None:
         """The items of a response and its predecessors, oldest first, which count as used. None: one is missing."""
 
-        def read() -> list[Item] | None:
+        def read(connection: Connection) -> list[Item] | None:
             chain: list[str] = []
             at: str | None = response_id
             while at is not None:
-                found = f"SELECT previous FROM threads WHERE {_FOUND}"
-                row = self.database.execute(found, (at, *self._visible(owner))).fetchone()
+                row = connection.execute(self._thread(at, owner).with_only_columns(threads.c.previous)).first()
                 if row is None:
                     return None
                 chain.append(at)
-                at = row[0]
-            bodies: list[str] = []
-            with self.database:
-                for thread in reversed(chain):
-                    self.database.execute("UPDATE threads SET used_at = ? WHERE id = ?", (time.time(), thread))
-                    found = "SELECT body FROM items WHERE thread = ? ORDER BY sequence"
-                    bodies += [body for (body,) in self.database.execute(found, (thread,))]
-            return [json.loads(body) for body in bodies]
+                at = row.previous
+            connection.execute(update(threads).where(threads.c.id.in_(chain)).values(used_at=time.time()))
+            found: list[Item] = []
+            for thread in reversed(chain):
+                of_thread = select(items.c.body).where(items.c.thread == thread).order_by(items.c.sequence)
+                found += _loaded(connection.execute(of_thread).scalars())
+            return found
 
-        return await self.run(read)
+        return await self.write(read)
 
     async def item(self, item_id: str, owner: str | None) -> Item | None:
         """An item of any thread of the owner."""
-        found = (
-            "SELECT items.body FROM items JOIN threads ON threads.id = items.thread "
-            "WHERE items.id = ? AND used_at > ? AND (owner = ? OR ? IS NULL) LIMIT 1"
-        )
-        return next(iter(await self._read(found, (item_id, *self._visible(owner)))), None)
+        found = select(items.c.body).join(threads).where(items.c.id == item_id, self._visible(owner)).limit(1)
+        return next(iter(await self._read(found)), None)
 
     async def remove(self, thread_id: str) -> None:
-        await self.delete("DELETE FROM threads WHERE id = ?", (thread_id,))
+        await self.erase(lambda connection: connection.execute(delete(threads).where(threads.c.id == thread_id)))
 
     async def remove_item(self, conversation: str, item_id: str) -> None:
-        size = f"coalesce(sum(length(CAST(body AS BLOB)) + {_ROW_BYTES}), 0)"
-        freed = f"SELECT {size} FROM items WHERE thread = :thread AND id = :id"
-        values = {"thread": conversation, "id": item_id}
-        await self.delete(
-            f"UPDATE threads SET bytes = bytes - ({freed}) WHERE id = :thread",
-            values,
-            ("DELETE FROM items WHERE thread = :thread AND id = :id", values),
-        )
+        these = items.c.thread == conversation, items.c.id == item_id
 
-    def _visible(self, owner: str | None) -> tuple[float, str | None, str | None]:
-        return time.time() - self._ttl_s, owner, owner
+        def remove(connection: Connection) -> None:
+            gone = connection.execute(delete(items).where(*these).returning(items.c.body)).scalars()
+            freed = sum(map(_size, gone))
+            less = update(threads).where(threads.c.id == conversation).values(bytes=threads.c.bytes - freed)
+            connection.execute(less)
+
+        await self.erase(remove)
+
+    def _visible(self, owner: str | None) -> ColumnElement[bool]:
+        of_owner = true() if owner is None else threads.c.owner == owner
+        return (threads.c.used_at > time.time() - self._ttl_s) & of_owner
+
+
+_Row = tuple[str, int, str]
+"""(id, whether it is output, JSON) of an item."""
+
+
+def _rows(given: Iterable[Item], output: Iterable[Item] = ()) -> list[_Row]:
+    return [(item["id"], 0, _text(item)) for item in given] + [(item["id"], 1, _text(item)) for item in output]
+
+
+def _loaded(bodies: Iterable[str]) -> list[Item]:
+    return [json.loads(body) for body in bodies]
+
+
+def _thread_of(row: Row[Any]) -> Thread:
+    return Thread(row.id, row.created_at, row.previous, json.loads(row.body), row.used_at, row.bytes, row.holder)
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,1 @@
+"""What gateways keep: in SQLite for one machine, in PostgreSQL for many gateways."""
