@@ -167,7 +167,9 @@ def create_app(
             )
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):
-                store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))
+                store = await stack.enter_async_context(
+                    VideoStore(app.state.gateway.place(settings.jobs_dir), settings.video_ttl_s, settings.jobs_dir)
+                )
                 app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings))
             if worker is not None:  # the first that listens gets connections, which its siblings could have served
                 await app.state.gateway.pipeline.settle(2 * settings.health_timeout_s)
