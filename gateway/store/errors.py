@@ -23,6 +23,10 @@ class StoreUnavailable(StoreError):
     """The database cannot be reached now."""
 
 
+class Conflict(StoreError):
+    """Two transactions hindered each other, and this one was undone."""
+
+
 def required(directory: Path | None, setting: str, what: str) -> Path:
     """Raises StoreError: there is no directory to keep `what` in."""
     if directory is None:
