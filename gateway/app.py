@@ -204,7 +204,8 @@ def create_app(
             expose_headers=_EXPOSED,
         )
     if worker is not None:
-        app.add_middleware(WorkerRouter, worker=worker)
+        shares_responses = database is not None or settings.responses_dir is not None
+        app.add_middleware(WorkerRouter, worker=worker, shares_responses=shares_responses)
     app.add_middleware(HeadAsGet)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)

@@ -11,6 +11,7 @@ from gateway.access.sessions import HeldBySessions
 from gateway.access.shared import SharedState
 from gateway.answers.catalog import Catalog
 from gateway.answers.room import ROOM_VALUES, Room
+from gateway.answers.transcript_store import TranscriptStore
 from gateway.answers.transcripts import Transcripts
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.voice_store import VoiceStore
@@ -59,7 +60,7 @@ class Gateway:
         self.pipeline = Pipeline(config, timeout_s=settings.health_timeout_s, channels=channels)
         self.catalog = Catalog(self.pipeline, settings.model_name, settings.model_alias)
         self.fetcher = fetcher or Fetcher(settings)
-        self.transcripts = Transcripts(shared=shared)
+        self.transcripts = Transcripts(shared=shared, store=database and TranscriptStore(database))
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.spans = Spans() if spans is None else spans
         self.profiling = Profiler(self.pipeline, self.spans, settings.request_timeout_s)
@@ -79,6 +80,7 @@ class Gateway:
             self._opened.callback(self.turn_model.close)
         await self._opened.enter_async_context(self.pipeline)
         self._opened.push_async_callback(self.fetcher.close)
+        self._opened.push_async_callback(self.transcripts.close)
         self.fetcher.decoding.start_later()
         self.admission.open()
         return self

@@ -58,6 +58,7 @@ async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     request.check_end()
     refuse_long((request.prompt or "",), "prompt")
     start = thinker_pb2.GenerateStart(wants_prompt_token_ids=True)
+    await gateway.transcripts.load(request.messages or ())
     pending = fill_messages(start, gateway, request.messages or (), owner_of(http), request.model)
     fill_tools(start, request.tools, None)
     request.end(start)
