@@ -44,7 +44,7 @@ class Store:
 
     def check(self) -> None:
         """Blocking. Raises StoreError: the database cannot be used, or is damaged."""
-        self._prepare()
+        self.prepare()
         try:
             self.database.check()
         finally:
@@ -52,7 +52,7 @@ class Store:
                 self.database.close()
 
     async def __aenter__(self) -> Self:
-        await self.database.run(self._prepare)
+        await self.database.run(self.prepare)
         return self
 
     async def __aexit__(self, *_) -> None:
@@ -75,14 +75,14 @@ class Store:
         """As `write`; what is deleted stays nowhere, and a full disk does not hinder it."""
 
         def erase() -> Result:
-            self._prepare()
+            self.prepare()
             return self.database.erase(call)
 
         return await self.database.run(erase)
 
     async def _run(self, call: Call[Result], writes: bool) -> Result:
         def run() -> Result:
-            self._prepare()
+            self.prepare()
             for _ in range(_TRIES - 1):
                 with suppress(Conflict):
                     return self._once(call, writes)
@@ -94,7 +94,7 @@ class Store:
         with self.database.transaction(writes) as connection:
             return call(connection)
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         self.database.prepare(self.name, self.tables, self.recover)
 
 
