@@ -9,6 +9,7 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.access.signing import SigningKeyError
 from gateway.answers.tools.generators import VideoGenerator
 from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
@@ -57,7 +58,7 @@ def main() -> None:
             OnnxSilero(settings.speech_detector)
         if settings.turn_model is not None:
             TurnModel(settings.turn_model).close()
-    except (YamlError, StoreError, ModelFileError) as error:
+    except (YamlError, SigningKeyError, StoreError, ModelFileError) as error:
         sys.exit(str(error))
     if settings.workers > 1 and worker is None:
         sys.exit(supervise(settings))

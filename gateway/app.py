@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from gateway.access import signing
 from gateway.access.api_keys import ApiKeys
 from gateway.access.client_secrets import ClientSecrets
 from gateway.access.shared import SharedState
@@ -147,6 +148,7 @@ def create_app(
 
     Raises:
         YamlError: of the file of API keys.
+        SigningKeyError: of that file.
         StoreError: of the database's URL.
     """
     spans = Spans()
@@ -183,7 +185,7 @@ def create_app(
     )
     app.state.live_sessions = LiveSessions()
     app.state.generations = generate.Aborts()
-    app.state.client_secrets = ClientSecrets(shared)
+    app.state.client_secrets = ClientSecrets(shared, signing.load(settings.signing_key_file, shared))
     app.state.bodies = Bodies(settings.max_body_bytes)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, bodies=app.state.bodies)
     if keys is not None:

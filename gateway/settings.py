@@ -90,6 +90,11 @@ class GatewaySettings(TlsSettings):
         default=None,
         description="YAML of API keys, as `quartet key` prints them; default: none is asked for, on loopback only",
     )
+    signing_key_file: Path | None = Field(
+        default=None,
+        description="file of 32 random bytes or more, the same at every gateway: each then takes the client secrets "
+        "that another one made; default: a key of this gateway, which ends with it",
+    )
     allow_anonymous: bool = Field(
         default=False, description="listen on an address that others reach, without API keys; no effect with them"
     )

@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import metrics
 from gateway.access.api_key import ApiKey, key_gone
 from gateway.access.api_keys import ApiKeys, key_in
-from gateway.access.client_secrets import PREFIX, ClientSecrets, opens, presented_key
+from gateway.access.client_secrets import ClientSecrets, opens, presented_key
+from gateway.access.secret_text import PREFIX
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.http.bodies import Bodies, no_room
@@ -288,5 +289,5 @@ class RequireKey:
     def _key(self, presented: str, scope: Scope) -> ApiKey | None:
         key = self._keys.find(presented)
         if key is None and opens(scope) and (secret := self._secrets.find(presented)) is not None:
-            return self._keys.of_hash(secret.key_sha256)
+            return next((each for each in self._keys if self._secrets.is_of(secret, each)), None)
         return key
