@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.pipelines import pipeline_file
+from gateway.store.blobs import bucket_url
 from services.common.rpc.settings import TlsSettings, words
 
 MIB = 1024 * 1024
@@ -219,6 +220,26 @@ class GatewaySettings(TlsSettings):
     )
     max_voices: int = Field(default=1000, ge=0, description="most uploaded voices; one takes about 1 MB of disk")
     max_voices_per_key: int = Field(default=100, ge=0, description="most of them that were made with one API key")
+
+    files_dir: Path | None = Field(
+        default_factory=partial(_state_dir, "files"),
+        description="directory of uploaded files, which gateways of one machine may share; default: quartet/files in "
+        "$XDG_STATE_HOME or ~/.local/state",
+    )
+    blobs_url: Annotated[str | None, AfterValidator(bucket_url)] = Field(
+        default=None,
+        description="s3://BUCKET/PREFIX for the bytes of uploaded files, which gateways of many machines reach; its "
+        "server and credentials are in the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
+        "AWS_REGION; default: files_dir has them",
+    )
+    max_file_bytes: int = Field(default=512 * MIB, ge=1, description="largest uploaded file, whatever max_body_bytes is")
+    max_files_bytes: int = Field(default=16 * 1024 * MIB, ge=1, description="most bytes of all uploaded files")
+    max_files_per_key: int = Field(
+        default=1000, ge=0, description="most uploaded files that were sent with one API key, or without any"
+    )
+    file_ttl_s: float = Field(
+        default=2_592_000.0, gt=0, description="how long an uploaded file is kept that has no expires_after"
+    )
 
     responses_dir: Path | None = Field(
         default=None,
