@@ -23,7 +23,7 @@ from gateway.listening.onnx import ModelFileError
 from gateway.listening.turn_model import TurnModel
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from gateway.store import StoreError
+from gateway.store.errors import StoreError
 from gateway.yaml_source import YamlError
 from services.common.rpc import tls
 from services.common.telemetry import logs, tracing

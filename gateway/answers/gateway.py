@@ -19,7 +19,7 @@ from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
 from gateway.profiling.fan_out import Profiler
 from gateway.settings import GatewaySettings
-from gateway.store import store_errors
+from gateway.store.errors import store_errors
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
 from services.common.telemetry.spans import Spans

@@ -15,7 +15,7 @@ from gateway.answers.video_store import VideoStore
 from gateway.pipeline.config import load_pipeline
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
-from gateway.store import StoreError
+from gateway.store.errors import StoreError
 from quartet.v1 import dit_pb2
 from services.common.errors import QueueFull, Unavailable
 from tests.support.clock import put_forward
@@ -215,4 +215,4 @@ async def test_a_directory_of_a_version_before_goes_on(stage, tmp_path, version,
             found = await store.get(made)
             assert found is not None
             assert (found.status, found.owner, found.remixed_from) == ("completed", None, None)
-            assert store.file(made).is_file()
+            assert store.files.file(made).is_file()

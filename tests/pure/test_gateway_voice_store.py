@@ -17,7 +17,7 @@ from gateway.app import create_app
 from gateway.errors import ApiError
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from gateway.store import StoreError
+from gateway.store.errors import StoreError
 from quartet.v1 import server_info_pb2
 from tests.support.clients.voices import (
     IMITATOR,
