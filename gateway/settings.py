@@ -12,7 +12,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.pipelines import pipeline_file
-from gateway.store.blobs import bucket_url
 from services.common.rpc.settings import TlsSettings, words
 
 MIB = 1024 * 1024
@@ -43,6 +42,12 @@ def _hosts(values: list[str]) -> list[str]:
 def _plain_url(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"http://[^/?#\s]+/?", value):
         raise ValueError(f"{value!r} is no address of it: write it as http://HOST:PORT")
+    return value
+
+
+def _bucket(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._/-]*)?", value):
+        raise ValueError(f"{value!r} is no bucket: write it as s3://BUCKET or s3://BUCKET/PREFIX")
     return value
 
 
@@ -226,13 +231,15 @@ class GatewaySettings(TlsSettings):
         description="directory of uploaded files, which gateways of one machine may share; default: quartet/files in "
         "$XDG_STATE_HOME or ~/.local/state",
     )
-    blobs_url: Annotated[str | None, AfterValidator(bucket_url)] = Field(
+    blobs_url: Annotated[str | None, AfterValidator(_bucket)] = Field(
         default=None,
         description="s3://BUCKET/PREFIX for the bytes of uploaded files, which gateways of many machines reach; its "
         "server and credentials are in the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
         "AWS_REGION; default: files_dir has them",
     )
-    max_file_bytes: int = Field(default=512 * MIB, ge=1, description="largest uploaded file, whatever max_body_bytes is")
+    max_file_bytes: int = Field(
+        default=512 * MIB, ge=1, description="largest uploaded file, whatever max_body_bytes is"
+    )
     max_files_bytes: int = Field(default=16 * 1024 * MIB, ge=1, description="most bytes of all uploaded files")
     max_files_per_key: int = Field(
         default=1000, ge=0, description="most uploaded files that were sent with one API key, or without any"

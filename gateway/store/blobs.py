@@ -7,12 +7,16 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterat
 from contextlib import aclosing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import BaseError, GenericError
 from obstore.store import LocalStore, ObjectStore, S3Store
 
 from gateway.store.errors import StoreError, StoreUnavailable
+
+if TYPE_CHECKING:  # it has no such name when it runs
+    from obstore import GetResult
 
 PART_BYTES = 5 * 1024 * 1024  # the least that S3 takes as one of several parts
 _PARALLEL_PARTS = 2
@@ -21,25 +25,21 @@ WRITING_BYTES = (3 + _PARALLEL_PARTS) * PART_BYTES
 _READ_BYTES = 256 * 1024
 _LISTED = 1000
 _RETRIES, _RETRY_S = 3, 10
-_URL = re.compile(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._/-]*)?")
 _REFUSED = re.compile(r"status:? 4\d\d|status client error")  # S3 is there, and says no
 # A file of gigabytes takes its time, but a server that says nothing does not have all of it.
-_CLIENT = {"connect_timeout": timedelta(seconds=5), "read_timeout": timedelta(seconds=30), "timeout": timedelta(hours=1)}
-
-
-def bucket_url(value: str | None) -> str | None:
-    """`value`. Raises ValueError: it names no bucket."""
-    if value is not None and not _URL.fullmatch(value):
-        raise ValueError(f"{value!r} is no bucket: write it as s3://BUCKET or s3://BUCKET/PREFIX")
-    return value
+_CLIENT = {
+    "connect_timeout": timedelta(seconds=5),
+    "read_timeout": timedelta(seconds=30),
+    "timeout": timedelta(hours=1),
+}
 
 
 class Blobs:
     """Each is complete or absent. Names are made here, never by clients, and may have slashes.
 
     Args:
-        place: a folder, which is made for its owner only; or `bucket_url`, whose server and credentials are in the
-            environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...
+        place: a folder, which is made for its owner only; or s3://BUCKET/PREFIX, whose server and credentials are in
+            the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ...
         setting: of the place, for errors.
 
     Methods raise StoreUnavailable, the bucket cannot be reached, or StoreError, the place cannot be used.
@@ -126,7 +126,7 @@ class Blobs:
             return None
         return self._pieces(found)
 
-    async def _pieces(self, found: obstore.GetResult) -> AsyncGenerator[bytes, None]:
+    async def _pieces(self, found: "GetResult") -> AsyncGenerator[bytes, None]:
         with self._errors():
             async for piece in found.stream(min_chunk_size=_READ_BYTES):
                 yield bytes(piece)

@@ -81,9 +81,7 @@ async def list_files(http: Request) -> Response:
     """The files, newest first: `limit` of them (10000) after the id `after`; `order` asc or desc; of one `purpose`."""
     gateway: Gateway = http.app.state.gateway
     wanted = read_query(http, FilePage)
-    files = await gateway.files.store.page(
-        wanted.after, wanted.limit + 1, wanted.order, wanted.purpose, owner_of(http)
-    )
+    files = await gateway.files.store.page(wanted.after, wanted.limit + 1, wanted.order, wanted.purpose, owner_of(http))
     if files is None:
         raise invalid("after", f"there is no file {(wanted.after or '')[:80]!r}")
     return await asyncio.to_thread(lambda: Json(first_page(list(map(_object, files)), wanted.limit)))
