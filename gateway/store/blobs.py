@@ -120,7 +120,7 @@ class Blobs:
         wanted = {"offset": start} if end is None else (start, end)
         options = {"range": wanted} if start or end is not None else {}
         try:
-            with self._errors():
+            with self._errors(of_missing=True):
                 found = await obstore.get_async(store, name, options=options)  # pyright: ignore[reportArgumentType]
         except FileNotFoundError:
             return None
@@ -135,7 +135,7 @@ class Blobs:
         """None: there is none of that name."""
         store = await self._opened()
         try:
-            with self._errors():
+            with self._errors(of_missing=True):
                 return (await obstore.head_async(store, name))["size"]
         except FileNotFoundError:
             return None
@@ -143,7 +143,7 @@ class Blobs:
     async def delete(self, name: str) -> None:
         """Removes it, if it is there."""
         store = await self._opened()
-        with suppress(FileNotFoundError), self._errors():
+        with suppress(FileNotFoundError), self._errors(of_missing=True):
             await obstore.delete_async(store, name)
 
     async def older(self, within: str, than: float) -> AsyncGenerator[list[str], None]:
@@ -174,13 +174,13 @@ class Blobs:
         return S3Store.from_url(self._place, client_options=client, retry_config=retry)  # pyright: ignore
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Lets FileNotFoundError through."""
+    def _errors(self, of_missing: bool = False) -> Iterator[None]:
+        """`of_missing`: FileNotFoundError is let through. A missing bucket is one, too."""
         try:
             yield
-        except FileNotFoundError:
-            raise
         except (BaseError, OSError) as error:
+            if of_missing and isinstance(error, FileNotFoundError):
+                raise
             said = _first_line(error)
             is_away = isinstance(error, GenericError) and isinstance(self._place, str) and not _REFUSED.search(said)
             raise (StoreUnavailable if is_away else StoreError)(f"{self._where}: {said}") from None
