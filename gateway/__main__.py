@@ -9,6 +9,8 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.answers.files.files import has_files
+from gateway.answers.files.store import FileStore
 from gateway.answers.tools.generators import VideoGenerator
 from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
@@ -50,6 +52,8 @@ def main() -> None:
             VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
         if settings.responses_dir is not None and worker is None:
             ResponseStore(settings.responses_dir, settings.response_ttl_s, settings.max_response_bytes).check()
+        if has_files(settings) and worker is None:
+            FileStore(settings.files_dir, settings.max_files_bytes, settings.max_files_per_key).check()
         if unknown := [name for name in settings.hosted_tools if name not in TOOLS]:
             sys.exit(f"--hosted-tools: there is no tool {unknown[0]!r}; use {', '.join(TOOLS)}")
         if VideoGenerator.name in settings.hosted_tools and settings.workers > 1:

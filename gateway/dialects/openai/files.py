@@ -34,7 +34,7 @@ def _purpose(purpose: str) -> str:
     return purpose
 
 
-class ExpiresAfter(Strict):
+class FileExpiry(Strict):
     anchor: Literal["created_at"]
     seconds: Annotated[int, Field(ge=3600, le=2_592_000)] = Field(description="3600 to 2592000, which are 30 days")
 
@@ -45,7 +45,7 @@ class FileRequest(Strict):
     purpose: Annotated[str, AfterValidator(_purpose)] = Field(
         description=f"{', '.join(_PURPOSES)}; told again, and lists can be of one. Any file can be named in a request"
     )
-    expires_after: ExpiresAfter | None = Field(
+    expires_after: FileExpiry | None = Field(
         default=None, description="as expires_after[anchor] and expires_after[seconds]; default: file_ttl_s"
     )
 
