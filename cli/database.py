@@ -7,7 +7,7 @@ import typer
 
 from cli.terminal import CommandError, bar
 
-app = typer.Typer(no_args_is_help=True, help="What gateways keep: responses, conversations, voices, videos.")
+app = typer.Typer(no_args_is_help=True, help="What gateways keep: responses, voices, videos, files.")
 _URL = "QUARTET_GATEWAY_DATABASE_URL"
 
 
@@ -24,9 +24,13 @@ def move(
     ] = None,
     responses_dir: Annotated[Path | None, typer.Option(help="directory of responses.sqlite")] = None,
     voices_dir: Annotated[Path | None, typer.Option(help="directory of voices.sqlite")] = None,
-    jobs_dir: Annotated[Path | None, typer.Option(help="directory of videos.sqlite; the videos' files stay")] = None,
+    jobs_dir: Annotated[
+        Path | None, typer.Option(help="directory of videos.sqlite; the videos themselves stay")
+    ] = None,
+    files_dir: Annotated[Path | None, typer.Option(help="directory of files.sqlite; the files themselves stay")] = None,
 ) -> None:
     """Copy a stopped gateway's SQLite files, of 0.2.0 or later, to PostgreSQL. The files stay as they are."""
+    from gateway.answers.files.store import FileStore
     from gateway.answers.video_store import VideoStore
     from gateway.answers.voice_store import VoiceStore
     from gateway.dialects.responses.store import ResponseStore
@@ -37,9 +41,9 @@ def move(
 
     if database_url is None:
         raise CommandError(f"--database-url: name the PostgreSQL database, or set {_URL}")
-    places = {ResponseStore: responses_dir, VoiceStore: voices_dir, VideoStore: jobs_dir}
+    places = {ResponseStore: responses_dir, VoiceStore: voices_dir, VideoStore: jobs_dir, FileStore: files_dir}
     if not (named := {kind: place for kind, place in places.items() if place is not None}):
-        raise CommandError("name what to move: --responses-dir, --voices-dir, --jobs-dir")
+        raise CommandError("name what to move: --responses-dir, --voices-dir, --jobs-dir, --files-dir")
     for kind, place in named.items():
         if not (file := place / f"{kind.name}.sqlite").is_file():
             raise CommandError(f"--{kind.setting.replace('_', '-')}: there is no file {file}")

@@ -10,6 +10,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.access.signing import SigningKeyError
+from gateway.answers.files.files import has_files
+from gateway.answers.files.store import FileStore
 from gateway.answers.tools.generators import VideoGenerator
 from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
@@ -80,6 +82,8 @@ def _check_stores(settings: GatewaySettings, makes_videos: bool) -> None:
     try:
         if makes_videos:
             VideoStore(database or settings.jobs_dir, settings.video_ttl_s, settings.jobs_dir).check()
+        if has_files(settings):
+            FileStore(database or settings.files_dir, settings.max_files_bytes, settings.max_files_per_key).check()
         if place := database or settings.responses_dir:
             ResponseStore(place, settings.response_ttl_s, settings.max_response_bytes).check()
     except StoreUnavailable as error:  # it may start after this gateway

@@ -28,6 +28,7 @@ from gateway.dialects.openai import (
     chat,
     completions,
     embeddings,
+    files,
     images,
     invocations,
     models,
@@ -54,6 +55,7 @@ from gateway.http.csrf import OwnPagesOnly
 from gateway.http.hosts import KnownHosts
 from gateway.http.json_writer import Json, error_response
 from gateway.http.middleware import BodyLimit, HeadAsGet, RequestContext, RequireKey
+from gateway.http.uploads import FORM_BYTES
 from gateway.http.workers.forwarding import WorkerRouter
 from gateway.http.workers.worker import Worker
 from gateway.page import api as api_page
@@ -61,6 +63,7 @@ from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
 from gateway.settings import GatewaySettings
+from gateway.store.blobs import WRITING_BYTES
 from gateway.store.postgres import PostgresDatabase
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
@@ -106,6 +109,7 @@ _ENDPOINTS = (
     batch,
     invocations,
     adapters,
+    files,
     images,
     models,
     audio,
@@ -187,7 +191,9 @@ def create_app(
     app.state.generations = generate.Aborts()
     app.state.client_secrets = ClientSecrets(shared, signing.load(settings.signing_key_file, shared))
     app.state.bodies = Bodies(settings.max_body_bytes)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, bodies=app.state.bodies)
+    uploads = {f"POST {files.PATH}": settings.max_file_bytes + FORM_BYTES}
+    limits = {"max_bytes": settings.max_body_bytes, "uploads": uploads, "upload_bytes": WRITING_BYTES}
+    app.add_middleware(BodyLimit, bodies=app.state.bodies, **limits)
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:

@@ -10,6 +10,7 @@ from pathlib import Path
 from gateway.access.sessions import HeldBySessions
 from gateway.access.shared import SharedState
 from gateway.answers.catalog import Catalog
+from gateway.answers.files.files import Files, has_files
 from gateway.answers.room import ROOM_VALUES, Room
 from gateway.answers.transcript_store import TranscriptStore
 from gateway.answers.transcripts import Transcripts
@@ -82,6 +83,8 @@ class Gateway:
         self._opened.push_async_callback(self.fetcher.close)
         self._opened.push_async_callback(self.transcripts.close)
         self.fetcher.decoding.start_later()
+        if has_files(self.settings):  # those that expire are removed even if nobody asks for any
+            _ = self.files
         self.admission.open()
         return self
 
@@ -98,6 +101,14 @@ class Gateway:
         detectors = Detectors(self.settings.speech_detector)
         self._opened.callback(detectors.close)
         return detectors
+
+    @cached_property
+    def files(self) -> Files:
+        """The uploaded files; opened at the first use. Raises ApiError: there is no place for them."""
+        files = Files(self.place(self.settings.files_dir), self.settings)
+        files.begin()
+        self._opened.push_async_callback(files.close)
+        return files
 
     @cached_property
     def voices(self) -> VoiceStore:
