@@ -43,9 +43,7 @@ class Gateways:
         settings: flags of all.
     """
 
-    def __init__(
-        self, count: int, pipeline: Path, stages: Mapping[str, str], folder: Path, **settings: object
-    ) -> None:
+    def __init__(self, count: int, pipeline: Path, stages: Mapping[str, str], folder: Path, **settings: object) -> None:
         self._folder, self._ports = folder, free_ports(count)
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
         flags = {"pipeline": pipeline, "request_timeout_s": 60, "drain_timeout_s": 10, **settings}
