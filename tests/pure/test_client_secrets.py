@@ -14,7 +14,7 @@ from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest, new_key
 from gateway.access.client_secrets import ClientSecrets
 from gateway.access.secret_text import MAX_CHARACTERS, MAX_SESSION_BYTES, PREFIX, SecretTexts
 from gateway.access.shared import SharedState
-from gateway.access.signing import Signer, SigningKeyError, load, read_signing_key
+from gateway.access.signing import Signer
 from gateway.errors import ApiError
 
 ALICE, BOB = new_key(), new_key()
@@ -272,37 +272,3 @@ def test_the_processes_of_one_gateway_have_one_key(tmp_path: Path):
         text, made = stores[0].make(key(), session, 10)
         assert [store.find(text) for store in stores] == [made] * 3
         assert ClientSecrets().find(text) is None
-
-
-def test_a_signing_key_is_all_of_its_file(tmp_path: Path):
-    file = tmp_path / "signing.key"
-    for key in (bytes(32), bytes(4096), b"\n" * 32, b"x" * 64 + b"\n"):
-        file.write_bytes(key)
-        assert read_signing_key(file) == key
-    signers = [load(file, SharedState()) for _ in range(2)]
-    assert signers[0].sign("a", b"b") == signers[1].sign("a", b"b")
-    assert len({load(None, SharedState()).sign("a", b"b") for _ in range(3)}) == 3
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (None, ": No such file or directory"),
-        (b"", " has 0 bytes, fewer than 32"),
-        (b"x" * 31, " has 31 bytes, fewer than 32"),
-        (b"x" * 4097, " has more than 4096 bytes"),
-    ],
-)
-def test_what_is_wrong_with_a_file_of_a_signing_key(tmp_path: Path, content: bytes | None, reason: str):
-    file = tmp_path / "signing.key"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(SigningKeyError) as caught:
-        read_signing_key(file)
-    fix = "make one by `openssl rand -hex 32 > FILE`, and give every gateway the same"
-    assert str(caught.value) == f"--signing-key-file: {file}{reason}; {fix}"
-
-
-def test_a_directory_is_no_signing_key(tmp_path: Path):
-    with pytest.raises(SigningKeyError, match=r"--signing-key-file: .*: Is a directory; make one by"):
-        read_signing_key(tmp_path)

@@ -16,6 +16,7 @@ from websockets.typing import Subprotocol
 from gateway.access import client_secrets
 from gateway.access.api_keys import digest, new_key
 from gateway.access.client_secrets import AZURE_PATH, presented_key, subprotocol_of
+from gateway.access.secret_text import MAX_CHARACTERS
 from gateway.http.middleware import OPEN_PATHS
 from tests.support.systems.gateway import Running, running
 from tests.support.systems.routes import endpoints
@@ -167,8 +168,13 @@ async def test_gateways_with_one_signing_key_take_each_others_secrets(key_file: 
                 else:
                     assert await refused(asked, made) == 403
 
-        # one that does not fit into a header
-        words = secrets.token_urlsafe(15_000)  # it hardly deflates
+        # the longest that fits into a header, and one that does not
+        words = secrets.token_urlsafe(2900)  # it hardly deflates
+        made = await made_by(first, instructions=words)
+        assert MAX_CHARACTERS - 100 < len(made) <= MAX_CHARACTERS
+        assert (await connected(second, made))["session"]["instructions"] == words
+        assert (await second.chat(ASK, headers={"authorization": f"Bearer {made}"})).status_code == 200
+        words = secrets.token_urlsafe(15_000)
         made = await made_by(first, instructions=words)
         assert (await connected(first, made))["session"]["instructions"] == words
         assert (await first.chat(ASK, headers={"authorization": f"Bearer {made}"})).status_code == 200
