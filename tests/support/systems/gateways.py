@@ -19,8 +19,8 @@ daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
 events {{ worker_connections 1024; }}
 http {{
   access_log off; client_max_body_size 100m;
-  client_body_temp_path {folder}/a; proxy_temp_path {folder}/b; fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d;
-  scgi_temp_path {folder}/e;
+  client_body_temp_path {folder}/a; proxy_temp_path {folder}/b;
+  fastcgi_temp_path {folder}/c; uwsgi_temp_path {folder}/d; scgi_temp_path {folder}/e;
   map $http_upgrade $connection_upgrade {{ default upgrade; '' ''; }}
   upstream gateways {{ {servers} }}
   server {{
