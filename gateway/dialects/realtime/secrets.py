@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.requests import HTTPConnection
 
-from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, presented_key
+from gateway.access.client_secrets import AZURE_PATH, PATH, PREFIX, ClientSecret, presented_key
 from gateway.answers.catalog import not_reached
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.registry import offered
@@ -64,6 +64,7 @@ class ClientSecretRequest(Strict):
 
 
 @router.post(f"{PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "the secret"))
+@router.post(f"{AZURE_PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "the secret"))
 async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Json:
     """Makes a short-lived key for one app's page or phone."""
     request = await read_json(http, ClientSecretRequest)
