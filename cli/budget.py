@@ -40,7 +40,7 @@ CODE2WAV_FRAME_SIZES = 5  # 1 to 16 frames a step
 CODE2WAV_STEP_BYTES = 80 * MIB
 CODE2WAV_STREAM_BYTES = 8 * MIB  # convolutions' and attention's past of one stream
 
-OTHERS = ("talker", "code2wav", "asr", "encoder", "dit")  # what the thinker shares GPUs with
+OTHERS = ("talker", "code2wav", "asr", "aligner", "encoder", "dit")  # what the thinker shares GPUs with
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,10 @@ class Demand:
         talker_positions: longest prompt plus frames of an answer.
         decoder_streams: of code2wav; None: `streams`.
         kv_cache_bytes: of the thinker; None: what the others leave.
-        fixed: of stages that take what they need: dit, encoder, asr.
+        fixed: of stages that take what they need: dit, encoder, asr, aligner.
         dit_outputs: that a dit denoises at a time, where its memory depends on them.
         asr_kv_cache_bytes, asr_context_tokens: of the thinker that only writes down speech, in its `fixed`.
+        aligner_step_s: seconds of sound of an aligner's step, where they are not its default.
         dit_gpus: that the dit's ranks are on, the first ones.
         max_loras, max_lora_rank, adapted: adapters of a step of the thinker, their highest rank, and vLLM's names of
             the layers that they may change.
@@ -110,6 +111,7 @@ class Demand:
     dit_outputs: int | None = None
     asr_kv_cache_bytes: int = 0
     asr_context_tokens: int = 0
+    aligner_step_s: float | None = None
     dit_gpus: int = 1
     max_loras: int = 0
     max_lora_rank: int = 16
@@ -193,6 +195,8 @@ def share_out(sizes: Sizes, gpus: Gpus, demand: Demand, layout: Layout = Layout(
         settings["ASR_GPU_MEMORY_UTILIZATION"] = f"{math.ceil(share * 1000) / 1000:.3f}"
         settings["ASR_KV_CACHE_BYTES"] = str(demand.asr_kv_cache_bytes)
         settings["ASR_MAX_CONTEXT_TOKENS"] = str(demand.asr_context_tokens)
+    if demand.aligner_step_s is not None:
+        settings["ALIGNER_MAX_BATCH_AUDIO_S"] = f"{demand.aligner_step_s:g}"
     if demand.dit_outputs is not None:
         settings["DIT_MAX_RUNNING_OUTPUTS"] = str(demand.dit_outputs)
     if "thinker" not in sizes.weights:

@@ -23,10 +23,9 @@ def lines(budget: Budget) -> Iterator[str]:
     yield ""
     yield "# for .env"
     if budget.layout.used == [0]:
-        # .env.example has no short name for a setting of the dit
-        yield from (
-            f"{'QUARTET_' if name.startswith('DIT_') else ''}{name}={value}" for name, value in budget.settings.items()
-        )
+        # .env.example has no short names for settings of these
+        prefixes = {name: "QUARTET_" if name.startswith(("DIT_", "ALIGNER_")) else "" for name in budget.settings}
+        yield from (f"{prefixes[name]}{name}={value}" for name, value in budget.settings.items())
     else:
         for stage, settings in settings_by_stage(budget).items():
             yield from (f"QUARTET_{stage}_{name}".upper() + f"={value}" for name, value in settings.items())

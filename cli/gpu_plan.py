@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+from cli.aligner_memory import with_aligner
 from cli.budget import (
     CONTEXT_BYTES,
     MIB,
@@ -92,10 +93,6 @@ def share_gpus(stages: Sequence[PlannedStage], there: Gpus) -> Launch:
     notes = [f"note: {misfit}"] if misfit else []
     if EMBEDDER in settings and settings[EMBEDDER].device != "cpu":
         notes.append("note: the embedder is not counted; give it a GPU of its own, by --embedder-arg=--device=cuda:N")
-    if ALIGNER in settings and settings[ALIGNER].device != "cpu":
-        notes.append(
-            "note: the aligner is not counted: its weights, and about 1 GiB; --aligner-arg=--device=cpu keeps it off"
-        )
     return Launch(_with_flags(stages, found), (*share_lines(found.budget), *_unused(found.budget), *notes))
 
 
@@ -119,8 +116,8 @@ def planned(settings: Mapping[str, Any], there: Gpus, *, thinker_on_cpu: bool) -
         LayoutError: the devices that are set are impossible.
         BudgetError: the model's sizes cannot be read.
     """
-    # vLLM gives an embedder the part of a GPU that it is set, which nothing here computes. An aligner needs little.
-    elsewhere = {EMBEDDER, ALIGNER, *(("thinker", ASR) if thinker_on_cpu else ())}
+    # vLLM gives an embedder the part of a GPU that it is set, which nothing here computes.
+    elsewhere = {EMBEDDER, *(("thinker", ASR) if thinker_on_cpu else ())}
     on_gpus = {part: each for part, each in settings.items() if each.device != "cpu" and part not in elsewhere}
     if not on_gpus:
         return None
@@ -177,6 +174,8 @@ def _demand(settings: Mapping[str, Any], pipelines: Mapping[str, PipelineSizes])
     )
     if "dit" in pipelines:
         demand = with_outputs(demand, pipelines["dit"], settings["dit"], None)
+    if ALIGNER in settings:
+        demand = with_aligner(demand, settings[ALIGNER])
     if (asr := settings.get(ASR)) is None:
         return demand
     return with_asr(demand, asr.model, _set(asr, "max_context_tokens"), _set(asr, "kv_cache_bytes"))

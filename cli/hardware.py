@@ -10,6 +10,7 @@ import typer
 from cli.terminal import CommandError
 from services.common.revisions import pinned
 from services.demo_models import resolve
+from services.registry import ALIGNER
 
 StageFlags = Annotated[list[str] | None, typer.Option(help="--flag=value for that process; may be repeated")]
 
@@ -47,6 +48,7 @@ def budget(
     revision: Revision = None,
     asr_model: AsrModel = None,
     talker_model: TalkerModel = None,
+    aligner_model: AlignerModel = None,
     gpu_memory_gib: Annotated[float | None, typer.Option(min=1, help="memory of a GPU, as nvidia-smi says")] = None,
     gpus: Annotated[int, typer.Option(min=1, max=64, help="how many GPUs of that memory there are")] = 1,
     tensor_parallel_size: Annotated[
@@ -59,6 +61,9 @@ def budget(
     dit_outputs: Annotated[
         int | None, typer.Option(min=1, help="the dit's --max-running-outputs; default: as many of 8 as fit")
     ] = None,
+    aligner_audio_s: Annotated[
+        float | None, typer.Option(min=1, help="the aligner's --max-batch-audio-s; default: its own")
+    ] = None,
     dit_gib: Annotated[float, typer.Option(min=0, help="memory to leave for another dit")] = 0,
     loras: Annotated[int, typer.Option(min=0, help="the thinker's --max-loras, if it takes adapters")] = 0,
     lora_rank: Annotated[int, typer.Option(min=1, help="the thinker's --max-lora-rank")] = 16,
@@ -68,10 +73,12 @@ def budget(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, sizes in bytes")] = False,
 ) -> None:
-    """Say how thinker, talker, code2wav and dit share GPUs, as settings, or why they cannot."""
+    """Say how thinker, talker, code2wav, aligner and dit share GPUs, as settings, or why they cannot."""
+    from cli.aligner_memory import with_aligner
     from cli.budget import GIB, Demand, Gpus, Need
     from cli.budget_report import lines
     from cli.budget_report import table as gpu_table
+    from cli.check import stage_settings
     from cli.dit_memory import dit_loads
     from cli.gpu_plan import with_asr
     from cli.layouts import best_of
@@ -96,8 +103,15 @@ def budget(
     )
     if asr_model:
         demand = with_asr(demand, asr_model)
+    if aligner_model:
+        flags = [] if aligner_audio_s is None else [f"--max-batch-audio-s={aligner_audio_s:g}"]
+        demand = with_aligner(demand, stage_settings(ALIGNER, aligner_model, flags))
+    elif aligner_audio_s is not None:
+        raise typer.BadParameter("is of an aligner; name it by --aligner-model", param_hint="--aligner-audio-s")
     loads = dit_loads(demand, dit_model, dit_outputs) if dit_model else [demand]
     sizes = read_sizes(model) if model else Sizes({}) if dit_model else published_sizes()
+    if ALIGNER in sizes.weights:
+        raise CommandError(f"--model {model}: is an aligner; give it by --aligner-model, beside a --model that hears")
     if talker_model:
         sizes = sizes.of(["thinker"]).with_voice(read_sizes(talker_model).of(SPEECH))
     if table or gpu_memory_gib is None:

@@ -25,6 +25,7 @@ class Sizes:
         kv_per_token: the thinker's key-value memory of a token, all heads.
         states_per_token: what the thinker keeps beside it.
         talker_kv_per_position: the talker's key-value memory of a prompt position or frame; 0 without one.
+        sound_step_per_s: what a step of an aligner takes for each second of its sounds; 0 without one.
         max_context_tokens: longest prompt plus output that the thinker is trained for; None: no bound is known.
         adapted: what a rank of one adapter takes in the thinker's layers, by vLLM's names of them: on every GPU, and
             what tensor parallelism splits.
@@ -38,6 +39,7 @@ class Sizes:
     kv_per_token: int = 0
     states_per_token: int = 0
     talker_kv_per_position: int = 0
+    sound_step_per_s: int = 0
     max_context_tokens: int | None = None
     adapted: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
 

@@ -47,8 +47,9 @@ def bearer_of(headers: Mapping[str, str]) -> str:
 
 
 def key_in(headers: Mapping[str, str]) -> str:
-    """The key of an HTTP request, or "": in Authorization, or in `x-api-key` of Anthropic's clients."""
-    return bearer_of(headers) or headers.get("x-api-key", "").strip()
+    """The key of an HTTP request, or "": in Authorization, in `x-api-key` of Anthropic's clients, in `api-key` of
+    Azure's."""
+    return bearer_of(headers) or headers.get("x-api-key", "").strip() or headers.get("api-key", "").strip()
 
 
 def read_key_file(file: Path) -> list[ApiKeyEntry]:

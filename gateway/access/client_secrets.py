@@ -20,6 +20,7 @@ from gateway.errors import ApiError, invalid
 PATH = "/v1/realtime"
 CALLS_PATH = f"{PATH}/calls"
 AZURE_PATH = "/openai/v1/realtime"  # where Azure's clients look for it
+AZURE_CALLS_PATH = f"{AZURE_PATH}/calls"
 LIVE_PATHS = ("/v1/live/sessions", "/openai/v1/live/sessions")
 SUBPROTOCOL = "realtime"  # the subprotocol that the server accepts
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
@@ -27,7 +28,7 @@ _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _SOCKETS = {PATH, AZURE_PATH, *LIVE_PATHS, "/v1/audio/speech/stream"}
 _POSTS = {
     *("/v1/chat/completions", "/v1/completions", "/v1/images/generations", "/v1/images/edits", "/v1/messages"),
-    *(CALLS_PATH, LIVE_PATHS[0]),
+    *(CALLS_PATH, AZURE_CALLS_PATH, LIVE_PATHS[0]),
     *(f"/v1/audio/{name}" for name in ("speech", "transcriptions", "translations", "generations")),
 }
 _MAX_KEPT, _MAX_KEPT_PER_KEY = 10_000, 1000

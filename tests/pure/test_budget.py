@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration
 from typer.testing import CliRunner
 
+from cli.aligner_memory import with_aligner
 from cli.budget import GIB, OTHERS, Budget, Demand, Gpus, Layout, Need, share_out
 from cli.budget_report import lines, settings_by_stage, table
+from cli.check import stage_settings
 from cli.doctor.fit import stages_of
 from cli.layouts import best, layouts
 from cli.main import app
@@ -178,6 +181,53 @@ def test_ears_and_a_voice_are_of_other_checkpoints(monkeypatch):
     shares = [float(settings[f"{stage}_GPU_MEMORY_UTILIZATION"]) for stage in ("THINKER", "ASR")]
     assert shares[0] > shares[1] > 0.02
     assert sum(shares) < 0.95
+
+
+def test_an_aligner_is_counted(tmp_path):
+    write_aligner(tmp_path, downsample_hidden_size=480, num_mel_bins=128)
+    alone = share_out(PUBLISHED, gpus(140), Demand())
+    beside, fewer = (
+        share_out(PUBLISHED, gpus(140), with_aligner(Demand(), stage_settings("aligner", str(tmp_path), flags)))
+        for flags in ((), ("--max-batch-audio-s=60",))
+    )
+    share, less = (found.shares[-1] for found in (beside, fewer))
+    assert (alone.shares[-1].stage, share.stage, share.weights) == ("code2wav", "aligner", 4 * 2)
+    measured = 6_238_157  # bytes of live tensors for a second of sound, of the published sizes in bfloat16
+    assert measured < share.requests / 600 < 2 * measured
+    assert less.requests * 10 == share.requests
+    assert alone.context_tokens > fewer.context_tokens > beside.context_tokens
+    assert "ALIGNER_MAX_BATCH_AUDIO_S" not in beside.settings
+    assert "QUARTET_ALIGNER_MAX_BATCH_AUDIO_S=60" in lines(fewer)
+    longer = stage_settings("aligner", str(tmp_path), ("--max-batch-audio-s=60", "--max-audio-s=120"))
+    assert with_aligner(Demand(), longer).fixed["aligner"].requests == 2 * less.requests  # of one sound
+
+
+def test_budget_prints_an_aligners_share():
+    command = ["budget", "--model=quartet-demo", "--gpu-memory-gib=24", "--aligner-model=quartet-demo-aligner"]
+    printed = CliRunner().invoke(app, [*command, "--aligner-audio-s=60"]).output
+    assert re.search(r"^aligner +0 .* a step of 60 s of sound", printed, re.MULTILINE)
+    assert "QUARTET_ALIGNER_MAX_BATCH_AUDIO_S=60" in printed
+
+
+def write_aligner(folder: Path, **audio: int) -> None:
+    """A checkpoint of one small tensor, which says that it is a Qwen3-ForcedAligner."""
+    config = {"model_type": "qwen3_asr", "architectures": ["Qwen3ASRForTokenClassification"], "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config | {"audio_config": audio}))
+    save_file({"score.weight": torch.zeros(4, dtype=torch.bfloat16)}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model=quartet-demo-aligner"], "is an aligner; give it by --aligner-model"),
+        (["--model=quartet-demo", "--aligner-model=quartet-demo"], "is no aligner"),
+        (["--model=quartet-demo", "--aligner-audio-s=60"], "name it by --aligner-model"),
+    ],
+)
+def test_what_is_no_aligner_is_refused(flags, said):
+    done = CliRunner().invoke(app, ["budget", *flags, "--gpu-memory-gib=24"])
+    assert done.exit_code != 0
+    assert said in " ".join(f"{done.output} {done.exception}".replace("│", " ").split())
 
 
 def test_room_for_a_dit():

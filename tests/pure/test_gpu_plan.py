@@ -332,6 +332,17 @@ def test_ears_beside_a_thinker_have_a_share(count: int) -> None:
     assert [line.split()[0] for line in launch.lines[1:3]] == ["thinker", "asr"]
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_an_aligner_has_a_share(count: int) -> None:
+    aligner = PlannedStage("aligner", "aligner", "quartet-demo-aligner", ["--max-batch-audio-s=60"])
+    launch = share_gpus([*stages("30B"), aligner], gpus(count, 140 * GIB))
+    (line,) = [line for line in launch.lines if line.startswith("aligner")]
+    assert "a step of 60 s" in line
+    assert list(launch.stages[-1].flags) == ["--max-batch-audio-s=60", *(["--device=cuda:3"] if count == 4 else [])]
+    apart = share_gpus([*stages("30B"), replace(aligner, flags=["--device=cpu"])], gpus(count, 140 * GIB))
+    assert not any(line.startswith("aligner") for line in apart.lines)
+
+
 def test_a_large_dit(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = PipelineSizes({"transformer": 40 * GIB, "text_encoder": 13 * GIB}, {"text_encoder"}, {"transformer"})
     monkeypatch.setattr("cli.gpu_plan.read_pipeline", lambda model, dtype: sizes)

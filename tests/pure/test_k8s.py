@@ -278,15 +278,16 @@ def test_every_process_rolls_when_its_settings_change(rendered, tmp_path):
         assert is_same == (name != "gateway")
 
 
-def test_service_monitors_find_the_services(rendered):
+def test_service_monitors_find_the_services(tmp_path):
     monitors = build(K8S / "monitoring")
+    scaled = Cluster(build(with_components(tmp_path, "scaled", ["aligner", "webrtc"])))
     found: dict[str, list[str]] = {}
     for monitor in monitors:
         assert (monitor["apiVersion"], monitor["kind"]) == ("monitoring.coreos.com/v1", "ServiceMonitor")
         assert set(monitor["spec"]) == {"selector", "endpoints"}
         [endpoint] = monitor["spec"]["endpoints"]
         assert set(endpoint) <= {"port", "path", "interval", "scrapeTimeout"}
-        for service in Cluster(rendered["scaled"]).of("Service"):
+        for service in scaled.of("Service"):
             assert service["metadata"]["namespace"] == monitor["metadata"]["namespace"]
             if _selects(monitor["spec"]["selector"], service["metadata"]["labels"]):
                 assert endpoint["port"] in [port["name"] for port in service["spec"]["ports"]]

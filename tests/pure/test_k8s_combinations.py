@@ -23,10 +23,9 @@ OVERLAYS = ("cpu-demo", "single-gpu", "speech", "scaled")
 COMPONENTS = sorted(each.name for each in (K8S / "components").iterdir())
 CHOICES = ("dit", "text", "text-dit", "speech", "llm-tts", "asr-llm-tts", "embeddings")  # each of a pipeline
 HAS, WORKS, REFUSED = "has it", "works", "not offered"
-OWN = {
-    "QUARTET_GATEWAY_STAGE",
-    "QUARTET_GATEWAY_API_KEYS_FILE",
-}  # which a component must set, whatever is set beside it
+OWN = {  # which a component must set, whatever is set beside it
+    f"QUARTET_GATEWAY_{setting}" for setting in ("STAGE", "API_KEYS_FILE", "ALIGNER", "WEBRTC")
+}
 
 
 def parts(directory: Path) -> Iterator[str]:
@@ -102,14 +101,16 @@ def test_refused_is_what_cannot_work(alone, refused) -> None:
         *(
             ("cpu-demo", name) for name in ("dit", "text-dit", "asr-llm-tts", "embeddings")
         ),  # no volume for their weights
-        *(("speech", name) for name in ("dit", "text", "text-dit", "llm-tts", "asr-llm-tts", "embeddings")),
+        *(("speech", name) for name in ("dit", "text", "text-dit", "llm-tts", "asr-llm-tts", "embeddings", "webrtc")),
         *(("scaled", name) for name in ("text", "text-dit", "speech", "state", "llm-tts", "asr-llm-tts", "embeddings")),
     }
     both_ways = {frozenset(pair) for pair in refused if pair[::-1] in refused}
     assert both_ways == {frozenset(pair) for pair in itertools.combinations(CHOICES, 2)} | {
-        frozenset({"ucx", other}) for other in ("tls", "embeddings")
+        *(frozenset({"ucx", other}) for other in ("tls", "embeddings")),
+        *(frozenset({"webrtc", other}) for other in ("speech", "embeddings")),
+        frozenset({"aligner", "embeddings"}),
     }
-    changed = ("dit", "text-dit", "asr-llm-tts", "embeddings")  # by tls, behind them
+    changed = ("dit", "text-dit", "asr-llm-tts", "embeddings", "aligner")  # by tls, behind them
     assert {pair for pair in refused if pair[::-1] not in refused} == {("tls", name) for name in changed}
 
 

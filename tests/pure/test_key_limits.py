@@ -158,7 +158,8 @@ async def test_conversations_take_a_place_and_of_the_rate(gateway: Running) -> N
 NEED_NO_PLACE = {
     *("/v1/responses/{response_id}/cancel", "/inference/v1/abort_requests", "/start_profile", "/stop_profile"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
-    *("/v1/realtime/calls/{call_id}/hangup", "/v1/live/sessions/{session_id}/hangup"),
+    *(f"{prefix}/v1/realtime/calls/{{call_id}}/hangup" for prefix in ("", "/openai")),
+    "/v1/live/sessions/{session_id}/hangup",
 }
 
 

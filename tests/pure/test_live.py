@@ -210,6 +210,36 @@ async def test_functions_of_the_client_are_called_by_events_of_responses(gateway
     assert read(gateway)[-1] == ("tool", "done")
 
 
+async def test_what_is_asked_for_twice_is_answered_once(gateway: Running) -> None:
+    """As in Realtime; but what has come since an answer began may be asked for while that is being made."""
+    thinker = gateway.scripts["thinker"]
+    thinker.hold = True
+
+    def item(text: str) -> dict[str, Any]:
+        return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+    async with live(gateway, delegation=BACKEND) as client:
+        await client.send("response.item.create", item=item("Hello."))
+        await client.send("response.create")
+        waits = await client.refusal("response.create")
+        async with asyncio.timeout(60):
+            await thinker.holding.wait()  # the answer is being made
+        is_made = await client.refusal("response.create")
+        for refused in (waits, is_made):
+            assert refused["code"] == "conversation_already_has_active_response"
+        await client.send("response.item.create", item=item("And now?"))
+        await client.send("response.create")
+        assert (await client.refusal("response.create"))["code"] == "conversation_already_has_active_response"
+        thinker.go_on()
+        await client.answer(ANSWER)
+        await client.answer(ANSWER)
+        assert ("user", "And now?") in read(gateway)
+        assert len(thinker.requests) == 2
+        await client.send("response.create")  # nothing is new, and nothing is being made
+        await client.answer(ANSWER)
+        assert len(thinker.requests) == 3
+
+
 async def test_an_answer_to_outputs_that_is_interrupted_is_no_error_of_the_clients_model(
     gateway: Running, sentence: bytes
 ) -> None:

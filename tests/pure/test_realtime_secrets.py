@@ -25,7 +25,7 @@ ALICE, BOB = new_key(), new_key()
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 OPENED = {("GET", "/v1/models"), *(("POST", f"/v1/{name}") for name in ("chat/completions", "completions", "messages"))}
 OPENED |= {("POST", f"/v1/images/{each}") for each in ("generations", "edits")}
-OPENED |= {("POST", path) for path in ("/v1/realtime/calls", "/v1/live/sessions")}
+OPENED |= {("POST", path) for path in ("/v1/realtime/calls", "/openai/v1/realtime/calls", "/v1/live/sessions")}
 OPENED |= {("POST", f"/v1/audio/{each}") for each in ("speech", "transcriptions", "translations", "generations")}
 
 

@@ -156,6 +156,24 @@ async def test_a_call_is_its_keys(server):
             assert refused.value.response.status_code == status
 
 
+async def test_a_page_of_azures_makes_a_call_where_it_looks_for_it(server):
+    """By a secret that its server made with the header `api-key`; the page asks for fewer events by `webrtcfilter`."""
+    azure, http = "/openai/v1/realtime", server.gateway.http
+    keys = {"authorization": "", "api-key": "alice"}
+    secret = (await http.post(f"{azure}/client_secrets", json={"session": {"type": "realtime"}}, headers=keys)).json()
+    caller = Caller()
+    answer = await caller.dial(http, f"{azure}/calls?webrtcfilter=on", **bearer(secret["value"]))
+    assert answer.status_code == 201, answer.text
+    assert re.fullmatch(f"{azure}/calls/rtc_[0-9a-f]{{24}}", caller.location)
+    try:
+        await caller.begin(answer.text)
+        await caller.until("session.created")
+        assert (await http.post(f"{caller.location}/hangup", headers=keys)).status_code == 200
+        assert (await http.post(f"{caller.location}/hangup", headers=keys)).status_code == 404
+    finally:
+        await caller.close()
+
+
 async def test_a_page_of_another_site(server):
     asked = {"origin": "https://shop.example", "access-control-request-method": "POST"}
     asked["access-control-request-headers"] = "authorization,content-type,x-openai-agents-sdk"

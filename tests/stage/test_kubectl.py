@@ -24,6 +24,7 @@ OTHERS = [
     ("speech", ["ucx", "state"]),
     ("single-gpu", ["asr-llm-tts", "tls"]),
     ("single-gpu", ["text-dit", "tls"]),
+    ("single-gpu", ["aligner", "webrtc", "tls"]),
     ("scaled", ["inference-pool"]),
 ]
 # (overlay, components, what kubectl names): those that README's table does not offer
@@ -39,6 +40,9 @@ REFUSED = [
     ("cpu-demo", ["tls", "ucx"], "one-of-tls-ucx"),
     ("single-gpu", ["tls", "dit"], "stages-before-tls"),
     ("single-gpu", ["tls", "asr-llm-tts"], "stages-before-tls"),
+    ("single-gpu", ["tls", "aligner"], "stages-before-tls"),
+    ("single-gpu", ["aligner", "embeddings"], "one-of-aligner-embeddings"),
+    ("speech", ["webrtc"], "one-of-speech-embeddings-webrtc"),
 ]
 
 
@@ -89,7 +93,7 @@ def test_kubectl_refuses_what_is_not_offered(tmp_path, overlay, components, what
     assert what in done.stderr
 
 
-@pytest.mark.weekly  # 132 of them; the other overlays were compared once
+@pytest.mark.weekly  # 272 of them; the other overlays were compared once
 def test_kubectl_renders_each_two_components_as_the_tests_do(tmp_path):
     components = sorted(each.name for each in (ROOT / "deploy/k8s/components").iterdir())
     for pair in itertools.permutations(components, 2):

@@ -11,6 +11,7 @@ from gateway.dialects.live.delegations import Delegations
 from gateway.dialects.live.events import error_event
 from gateway.dialects.realtime.conversation.items import message, new_item
 from gateway.dialects.realtime.events import RealtimeError
+from gateway.dialects.realtime.output.responses import Response
 from gateway.dialects.realtime.session_handler import SessionHandler
 from gateway.errors import ApiError, gateway_fault
 
@@ -29,6 +30,8 @@ class Commentary:
         self._waiting = deque[tuple[str | None, list[str]] | None]()  # (delegation, pieces); None: to go on
         self._notes: dict[str, list[str]] = {}  # by delegation, for its answer
         self._changed = asyncio.Event()
+        self._going_on: Response | None = None  # the last answer that began by `go_on`
+        self._has_news = False  # since it began
 
     @property
     def is_busy(self) -> bool:
@@ -54,8 +57,17 @@ class Commentary:
         else:
             self._put((delegation_id, [content]))
 
+    def add_news(self) -> None:
+        """The conversation has an item of the client's more, for the next answer."""
+        self._has_news = True
+
     def go_on(self) -> None:
-        """The model answers what is new. Raises RealtimeError: too much waits."""
+        """The model answers what is new. Raises RealtimeError: it is about to, or does so now; or too much waits."""
+        is_answered = self._going_on is not None and self._going_on is self._session.active and not self._has_news
+        if None in self._waiting or is_answered:
+            reason = "wait for response.completed, and send response.create for what is new then"
+            message = f"the conversation has an active response already, or one that waits to begin; {reason}"
+            raise RealtimeError("conversation_already_has_active_response", message)
         self._put(None)
 
     def _put(self, entry: tuple[str | None, list[str]] | None) -> None:
@@ -92,6 +104,7 @@ class Commentary:
         """Raises ApiError."""
         if entry is None:
             self._delegations.go_on()
+            self._going_on, self._has_news = self._session.respond(), False
         else:
             delegation_id, pieces = entry
             text = "".join(pieces)
@@ -102,7 +115,7 @@ class Commentary:
                 notes = self._notes.pop(delegation_id or "", [])
                 item = new_item("function_call_output", call_id=call_id, output="\n".join([*notes, text]))
             await self._session.add_item(item)
-        self._session.respond()
+            self._session.respond()
 
 
 def _check(has_room: bool, reason: str) -> None:

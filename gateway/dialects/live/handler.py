@@ -188,6 +188,7 @@ class LiveHandler:
         self.output.delegations.check_output(event.item)
         await load_images(self._gateway, item, "item")
         await self._session.add_item(item)
+        self._commentary.add_news()
 
     async def _go_on(self, event: events.DelegatedResponse) -> None:
         self.output.delegations.check_answered()

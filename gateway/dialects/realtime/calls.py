@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from gateway.access.api_keys import key_in
-from gateway.access.client_secrets import CALLS_PATH, presented_key
+from gateway.access.client_secrets import AZURE_CALLS_PATH, CALLS_PATH, presented_key
 from gateway.access.secret_text import PREFIX
 from gateway.answers.gateway import Gateway
 from gateway.errors import ApiError, invalid
@@ -61,12 +61,11 @@ class _CallForm(Strict):
     session: str = "{}"
 
 
-@router.post(
-    CALLS_PATH,
-    status_code=201,
-    responses=_RESPONSES,
-    openapi_extra={"requestBody": {"content": _CONTENT, "required": True}},
-)
+_PAGE: dict[str, Any] = {"requestBody": {"content": _CONTENT, "required": True}}
+
+
+@router.post(CALLS_PATH, status_code=201, responses=_RESPONSES, openapi_extra=_PAGE)
+@router.post(AZURE_CALLS_PATH, status_code=201, responses=_RESPONSES, openapi_extra=_PAGE)
 async def make_call(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Answers a browser's offer: a realtime session whose sound goes by WebRTC."""
     form = await _read(http)
@@ -80,10 +79,11 @@ async def make_call(http: Request, gateway: Annotated[Gateway, Depends(admitted)
     )
     made = (await while_connected(http.receive, asked)).json()
     http.state.log["call"] = made["id"]
-    return Response(made["sdp"], 201, {"location": f"{CALLS_PATH}/{made['id']}"}, _SDP)
+    return Response(made["sdp"], 201, {"location": f"{http.url.path}/{made['id']}"}, _SDP)
 
 
 @router.post(f"{CALLS_PATH}/{{call_id}}/hangup")
+@router.post(f"{AZURE_CALLS_PATH}/{{call_id}}/hangup")
 async def hang_up(http: Request, call_id: str) -> Response:
     """Ends a call."""
     counted(http)

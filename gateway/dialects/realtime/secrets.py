@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.requests import HTTPConnection
 
-from gateway.access.client_secrets import PATH, ClientSecret, presented_key
+from gateway.access.client_secrets import AZURE_PATH, PATH, ClientSecret, presented_key
 from gateway.access.secret_text import PREFIX
 from gateway.answers.catalog import not_reached
 from gateway.answers.gateway import Gateway
@@ -66,6 +66,7 @@ class ClientSecretRequest(Strict):
 
 
 @router.post(f"{PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "the secret"))
+@router.post(f"{AZURE_PATH}/client_secrets", openapi_extra=page(ClientSecretRequest, "the secret"))
 async def make_client_secret(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Json:
     """Makes a short-lived key for one app's page or phone."""
     request = await read_json(http, ClientSecretRequest)

@@ -77,9 +77,9 @@ class Caller:
         await self.connection.setLocalDescription(await self.connection.createOffer())
         return self.connection.localDescription.sdp
 
-    async def dial(self, http: httpx.AsyncClient, **headers: str) -> httpx.Response:
+    async def dial(self, http: httpx.AsyncClient, path: str = CALLS, **headers: str) -> httpx.Response:
         """The answer to its offer."""
-        answer = await http.post(CALLS, content=await self.offer(), headers=SDP | headers)
+        answer = await http.post(path, content=await self.offer(), headers=SDP | headers)
         self.location = answer.headers.get("location", "")
         return answer
 

@@ -129,6 +129,26 @@ POOL_BREAKS: dict[str, tuple[str, Any]] = {
     "proxies that do not reach it": ("NetworkPolicy endpoint-picker spec ingress 0 ports 0 port", 9003),
 }
 
+# The same of components/webrtc.
+CALLS_BREAKS: dict[str, tuple[str, Any]] = {
+    "a second process": ("Deployment webrtc spec replicas", 2),
+    "another port of the nodes": ("Service webrtc-calls spec ports 0 nodePort", 30479),
+    "a port of another protocol": ("Service webrtc-calls spec ports 0 protocol", "TCP"),
+    "a port that nobody listens on": ("Deployment webrtc FIRST ports 1 containerPort", 3479),
+    "a Service's type": ("Service webrtc-calls spec type", "HostPort"),
+    "UDP kept out": ("NetworkPolicy webrtc spec ingress 0 ports 0 protocol", "TCP"),
+    "a gateway kept out": ("NetworkPolicy webrtc spec ingress 1 from 0 podSelector matchLabels COMPONENT", "thinker"),
+    "Prometheus kept out": ("NetworkPolicy webrtc spec ingress 1 from 1 namespaceSelector", None),
+    "sessions out of reach": ("NetworkPolicy webrtc spec egress 0 ports 0 port", 8001),
+    "calls out of reach": ("NetworkPolicy gateway-to-webrtc spec egress 0 ports 0 port", 8091),
+    "a gateway elsewhere": ("ConfigMap webrtc-settings data QUARTET_WEBRTC_GATEWAY", "http://gateway:80"),
+    "a process elsewhere": ("ConfigMap gateway-settings data QUARTET_GATEWAY_WEBRTC", "http://webrtc:80"),
+    "an address that is none": ("Deployment webrtc FIRST env 1 value", "node"),
+    "loopback": ("ConfigMap webrtc-settings data QUARTET_WEBRTC_HOST", "127.0.0.1"),
+    "a probe's path": ("Deployment webrtc FIRST livenessProbe httpGet path", "/"),
+    "an image of a stage": ("Deployment webrtc FIRST image", "quartet-thinker:0.2.0-cuda"),
+}
+
 
 def break_it(objects: list[Object], where: str, to: Any) -> None:
     """Changes one value in `objects`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.k8s.edges import routing_problems
 from tests.support.k8s.lifecycle import lifecycle_problems
-from tests.support.k8s.objects import USER, Cluster, Object, containers, pod_of, settings_classes
+from tests.support.k8s.objects import NO_STAGES, USER, Cluster, Object, containers, pod_of, settings_classes, stages_of
 from tests.support.k8s.resources import resource_problems
 
 # By "parent.key" or "key": the values the API server takes there, as far as these manifests use the key.
@@ -26,6 +26,7 @@ ENUMS = {
     "accessModes": {"ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"},
     "pathType": {"Exact", "Prefix", "ImplementationSpecific"},
     "sessionAffinity": {"None", "ClientIP"},
+    "spec.type": {"ClusterIP", "NodePort", "LoadBalancer"},
     "medium": {"", "Memory"},
     "effect": {"NoSchedule", "PreferNoSchedule", "NoExecute"},
     "tolerations.operator": {"Exists", "Equal"},
@@ -130,7 +131,7 @@ def _volumes(cluster: Cluster) -> Iterator[str]:
                 yield f"{where}: mounts {volume}, which is no volume"
             if "emptyDir" not in volumes.get(paths.get("/tmp"), {}):
                 yield f"{where}: nothing to write at /tmp"
-            if name != "gateway" and paths.get("/models") != "models":
+            if name in stages_of(cluster) and paths.get("/models") != "models":
                 yield f"{where}: no models at /models"
         for volume in set(volumes) - mounted:
             yield f"Deployment {name}: nobody mounts {volume}"
@@ -185,7 +186,8 @@ def _environment(cluster: Cluster) -> Iterator[str]:
             if file is not None and str(file.parent) not in _secret_mounts(pod_of(each)):
                 yield f"Deployment {name}: no Secret is mounted at {file.parent}, for {setting}"
         ports = {port["containerPort"] for port in pod_of(each)["containers"][0]["ports"]}
-        wanted = {settings.port} if name == "gateway" else {settings.port, settings.metrics_port}
+        second = {"gateway": None, "webrtc": "udp_port"}.get(name, "metrics_port")
+        wanted = {settings.port, *([getattr(settings, second)] if second else [])}
         if ports != wanted:
             yield f"Deployment {name}: containerPorts {ports}, but it listens on {wanted}"
 
@@ -203,20 +205,25 @@ def _services(cluster: Cluster) -> Iterator[str]:
             yield f"Deployment {each['metadata']['name']} has no Service"
     for each in cluster.of("Service"):
         name, spec = each["metadata"]["name"], each["spec"]
-        if cluster.selected(spec["selector"]) != [name]:
+        deployment = name.removesuffix("-calls")
+        if cluster.selected(spec["selector"]) != [deployment]:
             yield f"Service {name} selects the pods of {cluster.selected(spec['selector'])}"
             continue
-        ports = {
-            port["name"]: port["containerPort"]
-            for port in pod_of(cluster.get("Deployment", name))["containers"][0]["ports"]
-        }
+        published = pod_of(cluster.get("Deployment", deployment))["containers"][0]["ports"]
+        ports = {port["name"]: port["containerPort"] for port in published}
+        protocols = {port["name"]: port.get("protocol", "TCP") for port in published}
         for port in spec["ports"]:
             target = port["targetPort"]
+            if port.get("protocol", "TCP") != protocols.get(target):
+                yield f"Service {name}: port {port['port']} is of another protocol than {target}"
             if ports.get(target, target) != port["port"]:
                 yield f"Service {name}: port {port['port']} leads to {ports.get(target)} ({target})"
             if port["name"] not in ports:
                 yield f"Service {name}: its pods have no port {port['name']}"
-        if name != "gateway" and (spec.get("clusterIP"), spec.get("publishNotReadyAddresses")) != ("None", True):
+        if deployment not in NO_STAGES and (spec.get("clusterIP"), spec.get("publishNotReadyAddresses")) != (
+            "None",
+            True,
+        ):
             yield f"Service {name}: the gateway does not see each of its replicas"
 
 

@@ -13,10 +13,11 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from gateway.yaml_source import YamlError
 from services.common.telemetry import metrics
-from services.demo_models import OMNI, PAINTER, resolve
-from tests.support.k8s.objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
+from services.demo_models import ALIGNER, OMNI, PAINTER, resolve
+from tests.support.k8s.objects import NO_STAGES, OF_ITS_NODE, PORTS, ROOT, Cluster, Object, pod_of, stages_of
 
 METRICS_PORT = 9464
+FIXED = {"aligner", "webrtc"}  # whose replicas are as many as somebody says
 PIPELINE = ROOT / "gateway/pipelines/qwen3-omni-dit.yaml"
 # What the gateway has for its own cluster: probes, metrics, profiles, the page, the reference.
 INSIDE = {"/health", "/ready", "/metrics", "/version", "/load", "/start_profile", "/stop_profile", "/", "/page/{name}"}
@@ -34,7 +35,8 @@ def _pipeline(cluster: Cluster) -> Iterator[str]:
         file = Path(directory) / "pipeline.yaml"
         file.write_text(cluster.pipeline_text())
         try:
-            config = load_pipeline(file, cluster.settings("gateway").stage)
+            gateway = cluster.settings("gateway")
+            config = load_pipeline(file, gateway.stage, gateway.aligner)
         except YamlError as error:
             yield f"the gateway refuses its pipeline: {error}"
             return
@@ -50,21 +52,23 @@ def _pipeline(cluster: Cluster) -> Iterator[str]:
 
 def _models(cluster: Cluster) -> Iterator[str]:
     reads_text = any(stage.get("reads") == "text" for stage in cluster.pipeline().get("stages", {}).values())
-    apart = {"dit", "asr", *(["thinker"] if reads_text else [])}
+    apart = {"dit", "asr", "aligner", *(["thinker"] if reads_text else [])}
     answering = [stage for stage in stages_of(cluster) if stage not in apart]
     speaking = {cluster.settings(stage).model for stage in answering}
     if len(speaking) != 1:
         yield f"stages of one answer have different models: {sorted(speaking)}"
     for stage in stages_of(cluster):
         model = cluster.settings(stage).model
-        if model.startswith("/") and model != resolve(PAINTER if stage == "dit" else OMNI):
+        if model.startswith("/") and model != resolve({"dit": PAINTER, "aligner": ALIGNER}.get(stage, OMNI)):
             yield f"Deployment {stage}: its model {model} is not in its image"
 
 
 def _edges(cluster: Cluster) -> set[tuple[str, str]]:
     """(who connects, to whom)."""
     stages = cluster.pipeline().get("stages", {})
-    edges = {("gateway", name) for name in stages}
+    edges = {("gateway", name) for name in stages_of(cluster)}
+    if cluster.named("Deployment", "webrtc"):
+        edges.add(("gateway", "webrtc"))
     return edges | {(name, stage["source"]) for name, stage in stages.items() if "source" in stage}
 
 
@@ -72,24 +76,49 @@ def _neighbours(cluster: Cluster) -> Iterator[str]:
     wanted = _edges(cluster)
     pods = [each["metadata"]["name"] for each in cluster.of("Deployment")]
     for peer in pods:
-        for name in stages_of(cluster):
+        for name in pods:
             expected = (peer, name) in wanted
-            if peer != name and _allowed(cluster, peer, name, PORTS[name]) != (expected, expected):
+            if name not in ("gateway", peer) and _allowed(cluster, peer, name, PORTS[name]) != (expected, expected):
                 yield f"NetworkPolicies: {peer} to {name}:{PORTS[name]} shall {'' if expected else 'not '}be allowed"
     for name in pods:
         if not all(_restricted(cluster, name, direction) for direction in ("Ingress", "Egress")):
             yield f"NetworkPolicies: {name} may talk to everyone"
         if not any(_names_dns(rule) for rule in _rules(cluster, name, "egress")):
             yield f"NetworkPolicies: {name} cannot ask DNS"
+        metrics_port = PORTS[name] if name in NO_STAGES else METRICS_PORT
         if name != "gateway" and not any(
-            "namespaceSelector" in str(rule) and _has_port(rule, METRICS_PORT)
+            "namespaceSelector" in str(rule) and _has_port(rule, metrics_port)
             for rule in _rules(cluster, name, "ingress")
         ):
-            yield f"NetworkPolicies: Prometheus does not reach {name}:{METRICS_PORT}"
+            yield f"NetworkPolicies: Prometheus does not reach {name}:{metrics_port}"
     if not any(
         "from" not in rule and _has_port(rule, PORTS["gateway"]) for rule in _rules(cluster, "gateway", "ingress")
     ):
         yield "NetworkPolicies: clients do not reach the gateway"
+    if "webrtc" in pods:
+        yield from _calls(cluster)
+
+
+def _calls(cluster: Cluster) -> Iterator[str]:
+    """The process of calls, the gateway that asks it for them, and the address that it tells clients."""
+    calls, gateway = cluster.settings("webrtc"), cluster.settings("gateway")
+    for what, url, name in (("the gateway", gateway.webrtc, "webrtc"), ("webrtc", calls.gateway, "gateway")):
+        if url != f"http://{name}:{PORTS[name]}" or cluster.named("Service", name) is None:
+            yield f"{what} looks for {name} at {url}"
+    if _allowed(cluster, "webrtc", "gateway", PORTS["gateway"]) != (True, True):
+        yield "NetworkPolicies: webrtc does not reach the gateway"
+    rules = _rules(cluster, "webrtc", "ingress")
+    if not any("from" not in rule and _has_port(rule, calls.udp_port, "UDP") for rule in rules):
+        yield "NetworkPolicies: clients do not reach webrtc"
+    if cluster.get("Deployment", "webrtc")["spec"].get("replicas") != 1:
+        yield "Deployment webrtc: a call's packets reach another process than its own"
+    (port,) = cluster.get("Service", "webrtc-calls")["spec"]["ports"]
+    if port["port"] != calls.udp_port:
+        yield f"Service webrtc-calls: {port}, but it listens on {calls.udp_port}"
+    of_node = OF_ITS_NODE["status.hostIP"]
+    told = [address for address in calls.addresses if address.startswith(of_node)]
+    if told not in ([], [f"{of_node}:{port['nodePort']}"]) or not calls.addresses:
+        yield f"webrtc tells clients {calls.addresses}, and nodes have its port at {port['nodePort']}"
 
 
 def _rules(cluster: Cluster, pod: str, direction: str) -> list[Object]:
@@ -202,7 +231,7 @@ def _autoscalers(cluster: Cluster) -> Iterator[str]:
         for metric in spec["metrics"]:
             yield from _metric(cluster, name, target["name"], metric)
     scaled = {each["metadata"]["name"] for each in cluster.of("HorizontalPodAutoscaler")}
-    if scaled and scaled != {each["metadata"]["name"] for each in cluster.of("Deployment")}:
+    if scaled and scaled != {each["metadata"]["name"] for each in cluster.of("Deployment")} - FIXED:
         yield f"only {sorted(scaled)} are scaled"
 
 

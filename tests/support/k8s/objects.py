@@ -12,6 +12,7 @@ import yaml
 
 from gateway.pipeline.kinds import KINDS
 from gateway.settings import GatewaySettings
+from gateway.webrtc.settings import WebRtcSettings
 from services.aligner.config import AlignerSettings
 from services.code2wav.config import Code2WavSettings
 from services.common.rpc.settings import Settings
@@ -30,9 +31,13 @@ PORTS = {
     "dit": 50054,
     "asr": 50051,
     "embedder": 50057,
+    "aligner": 50059,
     "gateway": 8000,
+    "webrtc": 8090,
 }
-IMAGES = {name: f"quartet-{name}" for name in PORTS} | {"asr": "quartet-thinker"}
+NO_STAGES = ("gateway", "webrtc")
+IMAGES = {name: f"quartet-{name}" for name in PORTS} | {"asr": "quartet-thinker", "webrtc": "quartet-gateway"}
+OF_ITS_NODE = {"status.hostIP": "192.0.2.7"}  # what a pod is told by a field
 SERVICES = {kind.name: kind.service for kind in KINDS.values()}  # full names of the stages' gRPC services
 SERVICES["asr"] = SERVICES["thinker"]
 
@@ -48,6 +53,7 @@ def settings_classes() -> dict[str, type[Settings]]:
         "asr": ThinkerSettings,
         "embedder": EmbedderSettings,
         "aligner": AlignerSettings,
+        "webrtc": WebRtcSettings,
     }
 
 
@@ -110,7 +116,9 @@ class Cluster:
         for source in container.get("envFrom", []):
             found |= self.config(source["configMapRef"]["name"]) or {}
         for each in container.get("env", []):
-            if "value" in each:  # $(NAME) is what was set before
+            if field := each.get("valueFrom", {}).get("fieldRef"):
+                found[each["name"]] = OF_ITS_NODE[field["fieldPath"]]
+            elif "value" in each:  # $(NAME) is what was set before
                 found[each["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], each["value"])
         return found
 
@@ -146,4 +154,4 @@ def _load(process: str, environment: tuple[tuple[str, str], ...]) -> Any:
 
 def stages_of(cluster: Cluster) -> list[str]:
     """Names of the Deployments that are stages."""
-    return [each["metadata"]["name"] for each in cluster.of("Deployment") if each["metadata"]["name"] != "gateway"]
+    return [name for each in cluster.of("Deployment") if (name := each["metadata"]["name"]) not in NO_STAGES]
