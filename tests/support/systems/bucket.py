@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,8 @@ class Bucket:
         self.port = 0
 
     async def start(self) -> None:
-        from nanio.app import build_app
-        from nanio.auth.credentials import EnvCredentialResolver
-        from nanio.config import Settings
-
-        app = build_app(Settings(data_dir=self.folder.parent, credentials=EnvCredentialResolver(), access_log=False))
+        settings = import_module("nanio.config").Settings(data_dir=self.folder.parent, access_log=False)
+        app = import_module("nanio.app").build_app(settings)
         options = {"log_config": None, "access_log": False, "lifespan": "off"}
         self._server = uvicorn.Server(uvicorn.Config(app, port=self.port, **options))
         self._server.capture_signals = contextlib.nullcontext  # signals are pytest's  # pyright: ignore
