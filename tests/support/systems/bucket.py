@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-import uvicorn
 
 KEY, SECRET = "quartet", "a secret of this test"
 _OF_SERVER = ".nanio"  # what it notes down of objects
@@ -20,10 +20,12 @@ class Bucket:
     def __init__(self, folder: Path) -> None:
         self.folder, self.url = folder / "bucket", "s3://bucket/some/prefix"
         self.folder.mkdir()
-        self._server: uvicorn.Server | None = None
+        self._server: Any = None
         self.port = 0
 
     async def start(self) -> None:
+        import uvicorn  # this is read at the start of all tests
+
         settings = import_module("nanio.config").Settings(data_dir=self.folder.parent, access_log=False)
         app = import_module("nanio.app").build_app(settings)
         options = {"log_config": None, "access_log": False, "lifespan": "off"}
