@@ -33,7 +33,7 @@ os.environ["QUARTET_GATEWAY_FILES_DIR"] = f"{JOBS_DIR.name}/files"
 NUMBERS = itertools.count()
 
 
-pytest_plugins = ["tests.support.engines", "tests.support.systems.postgres"]
+pytest_plugins = ["tests.support.engines", "tests.support.systems.postgres", "tests.support.systems.bucket"]
 
 gc.disable()  # until the modules are collected: what they import stays, and is looked at again and again
 

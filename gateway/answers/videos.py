@@ -32,12 +32,12 @@ class InputReference(Strict):
     """The first frame."""
 
     image_url: str | None = Field(default=None, min_length=1, description="https, http or data URL of an image")
-    file_id: str | None = Field(default=None, description="refused: there are no uploaded files here")
+    file_id: str | None = Field(default=None, description="of an uploaded image, instead of image_url")
 
     @model_validator(mode="after")
-    def _is_a_url(self) -> Self:
-        if self.image_url is None:
-            raise ValueError("must be {image_url: an https, http or data URL}, or a file of a form")
+    def _is_one(self) -> Self:
+        if (self.image_url is None) == (not self.file_id):
+            raise ValueError("must be {image_url: an https, http or data URL}, {file_id}, or a file of a form")
         return self
 
 

@@ -1,4 +1,4 @@
-"""Bodies in JSON and forms, and their OpenAPI descriptions."""
+"""Bodies in JSON and forms, queries, and their OpenAPI descriptions."""
 
 import asyncio
 import json
@@ -57,6 +57,12 @@ def in_time(
     message = f"{what} took longer to arrive than the {limit_s:g} s allowed"
     left_s = limit_s if began is None else max(0.0, began + limit_s - time.monotonic())
     return limited(left_s, ApiError(408, message, None, "request_timeout", "timeout_error"))
+
+
+def read_query(http: Request, model: type[Model]) -> Model:
+    """Validates the query. Raises ApiError: 400 naming the parameter."""
+    members = {name.removesuffix("[]"): value for name, value in http.query_params.items()}
+    return validated(model, members, strict=False)
 
 
 async def read_json(http: Request, model: type[Model]) -> Model:

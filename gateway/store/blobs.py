@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterat
 from contextlib import aclosing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import obstore
 from obstore.exceptions import BaseError, GenericError
@@ -56,7 +56,9 @@ class Blobs:
             first, second = await anext(parts, b""), await anext(parts, None)
             if second is None:
                 size = len(first)
-                await self._whole(name, obstore.put_async(store, name, first, use_multipart=False))
+                await self._whole(
+                    name, asyncio.ensure_future(obstore.put_async(store, name, first, use_multipart=False))
+                )
             else:
                 size = await self._stream(store, name, first, second, parts)
         if isinstance(self._place, Path):
@@ -78,8 +80,9 @@ class Blobs:
                 raise _Cut
 
         size = len(first) + len(second)
-        options = {"chunk_size": PART_BYTES, "max_concurrency": _PARALLEL_PARTS}
-        writing = asyncio.ensure_future(obstore.put_async(store, name, body(), **options))
+        writing = asyncio.ensure_future(
+            obstore.put_async(store, name, body(), chunk_size=PART_BYTES, max_concurrency=_PARALLEL_PARTS)
+        )
         try:
             async for part in parts:
                 size += len(part)
@@ -96,7 +99,7 @@ class Blobs:
             raise
         return size
 
-    async def _whole(self, name: str, writing: "asyncio.Future[object]") -> None:
+    async def _whole(self, name: str, writing: "asyncio.Future[Any]") -> None:
         """Waits for the end of `writing`, which a cancellation does not cut short; then there is nothing."""
         try:
             with self._errors():
@@ -105,7 +108,7 @@ class Blobs:
             await asyncio.shield(self._undone(name, writing))
             raise
 
-    async def _undone(self, name: str, writing: "asyncio.Future[object]") -> None:
+    async def _undone(self, name: str, writing: "asyncio.Future[Any]") -> None:
         await asyncio.wait([writing])
         if not writing.cancelled():
             writing.exception()  # else asyncio logs it as one that nobody looked at
@@ -202,7 +205,7 @@ async def _parts(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
         yield bytes(part)
 
 
-async def _give(given: "asyncio.Queue[bytes | None]", part: bytes | None, writing: "asyncio.Future[object]") -> None:
+async def _give(given: "asyncio.Queue[bytes | None]", part: bytes | None, writing: "asyncio.Future[Any]") -> None:
     """Waits for room, or for the end of `writing`, which tells its error itself."""
     giving = asyncio.ensure_future(given.put(part))
     try:

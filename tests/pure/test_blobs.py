@@ -11,10 +11,9 @@ import pytest
 
 from gateway.store.blobs import PART_BYTES, Blobs
 from gateway.store.errors import StoreError, StoreUnavailable
-from tests.support.systems.bucket import Bucket, bucket
+from tests.support.systems.bucket import Bucket
 from tests.support.systems.gateway import running
 
-__all__ = ["bucket"]
 LARGE = os.urandom(3 * PART_BYTES + 7)
 
 

@@ -24,7 +24,7 @@ TEXT = b"Anna has seven keys.\n"
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def kept(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Running, Path]]:
     folder = tmp_path_factory.mktemp("state") / "files"
-    limits = {"max_file_bytes": 20_000_000, "max_files_bytes": 40_000_000, "max_files_per_key": 5}
+    limits: Any = {"max_file_bytes": 20_000_000, "max_files_bytes": 40_000_000, "max_files_per_key": 5}
     async with running(files_dir=folder, max_body_bytes=1_000_000, **limits) as gateway:
         yield gateway, folder
 
@@ -219,7 +219,7 @@ async def test_a_key_sees_its_own_files_only(tmp_path):
 
 async def test_expired_files_are_gone_and_removed(tmp_path):
     async with running(files_dir=tmp_path / "files", file_ttl_s=2) as gateway:
-        hour = {"anchor": "created_at", "seconds": 3600}
+        hour: Any = {"anchor": "created_at", "seconds": 3600}
         kept = await gateway.openai.files.create(file=("a", TEXT), purpose="batch", expires_after=hour)
         assert kept.expires_at == kept.created_at + 3600
         gone = [await gateway.openai.files.create(file=("a", TEXT), purpose="batch") for _ in range(2)]
@@ -244,7 +244,8 @@ async def test_files_outlive_the_gateway_and_a_new_one_sweeps_at_its_start(tmp_p
     for path in (orphan, young, cut):
         path.write_bytes(b"x")
     for path in (orphan, cut, left):
-        os.utime(path, (time.time() - 10_000,) * 2)
+        os.utime(path, (time.time() - 10_000, time.time() - 10_000))
+    assert gone.expires_at is not None
     await asyncio.sleep(max(0.0, gone.expires_at + 1 - time.time()))
     async with running(files_dir=folder) as gateway:
         await gateway.until(lambda: {blob.name for blob in blobs(folder)} == {kept.id, "file-young"})

@@ -149,12 +149,15 @@ async def test_ranges_of_the_file(gateway):
     assert (await gateway.http.get(path, headers={"range": "bytes=9999999-"})).status_code == 416
 
 
-@pytest.mark.parametrize("how", ["form", "object in a form", "json"])
+@pytest.mark.parametrize("how", ["form", "object in a form", "json", "uploaded"])
 async def test_a_first_frame(gateway, how):
     picture = png()
     url = "data:image/png;base64," + base64.b64encode(picture).decode()
     more = {"seed": 3, "lora": {"film": 0.5}, "num_inference_steps": 4, "guidance_scale": 2.5, "negative_prompt": "fog"}
-    if how == "json":
+    if how == "uploaded":
+        file = await gateway.openai.files.create(file=("boat.png", picture), purpose="user_data")
+        await create(gateway, input_reference={"file_id": file.id}, **more)
+    elif how == "json":
         await create(gateway, input_reference={"image_url": url}, **more)
     else:
         # the client's own argument takes files only
@@ -231,7 +234,9 @@ async def test_pages_of_the_list(gateway):
         ({"guidance_scale": -1}, "guidance_scale"),
         ({"lora": {"none": 1}}, "lora"),
         ({"lora": 3}, "lora"),
-        ({"input_reference": {"file_id": "f"}}, "input_reference"),
+        ({"input_reference": {"file_id": "f"}}, "input_reference.file_id"),
+        ({"input_reference": {"file_id": "f", "image_url": "data:,x"}}, "input_reference"),
+        ({"input_reference": {}}, "input_reference"),
         ({"input_reference": {"image_url": "data:image/png;base64,AAAA"}}, "input_reference"),
         ({"input_reference": {"image_url": "ftp://host/x.png"}}, "input_reference"),
         ({"fps": 24}, "fps"),

@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from gateway import __main__ as program
+from gateway.answers.files.files import Files
+from gateway.answers.files.store import StoredFile
 from gateway.answers.video_store import VideoJob, VideoStore
 from gateway.answers.voice_store import UploadedVoice, VoiceStore
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.errors import ApiError
+from gateway.settings import GatewaySettings
 from gateway.store.errors import StoreError
 from tests.support.disks import fill, small_disk
+from tests.support.systems.gateway import SPEECH
 
 SECRET = "a word that nobody else says"
 MIB = 1024 * 1024
@@ -44,6 +48,29 @@ async def test_on_a_full_disk_responses_are_deleted_and_others_can_be_kept(tmp_p
             await store.put(thread("resp_more"), None, [said("z")])
             assert await store.get("resp_more", None)
             filler.unlink()
+
+
+async def test_on_a_full_disk_uploads_leave_nothing_and_files_are_deleted(tmp_path: Path):
+    async def pieces(size: int):
+        for _ in range(size):
+            yield bytes(MIB)
+
+    with small_disk(tmp_path / "disk", 40) as disk:
+        settings = GatewaySettings(pipeline=SPEECH, files_dir=disk / "files")
+        described = StoredFile("", "", "batch", "a", 0, 0, time.time() + 1000)
+        files = Files(settings.files_dir, settings)
+        kept = await files.create(pieces(2), "ada", lambda: described)
+        for size in (60, 4):
+            if size == 4:  # no part of it has room
+                fill(disk)
+            with pytest.raises(ApiError) as caught:
+                await files.create(pieces(size), "ada", lambda: described)
+            assert (caught.value.status, caught.value.code) == (500, "storage_failed")
+            assert [each.name for each in (disk / "files/blobs").rglob("file-*")] == [kept.id]
+        await files.delete(kept)
+        assert await files.get(kept.id, None) is None
+        assert list((disk / "files/blobs").rglob("file-*")) == []
+        await files.store.close()
 
 
 async def test_on_a_full_disk_videos_and_voices_are_deleted(tmp_path: Path):

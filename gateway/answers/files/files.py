@@ -111,7 +111,7 @@ class Files:
         if pieces is None:
             log.error("the bytes of a file are gone", file=file.id)
             raise ApiError(404, f"{file.id}: its bytes were removed from this server's storage", None, "not_found")
-        return _told(pieces)
+        return _in_own_terms(pieces)
 
     async def delete(self, file: StoredFile) -> None:
         """The bytes go first: what was told to be deleted is."""
@@ -156,7 +156,7 @@ def has_files(settings: GatewaySettings) -> bool:
     return settings.files_dir is not None and (settings.files_dir / f"{FileStore.name}.sqlite").exists()
 
 
-async def _told(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _in_own_terms(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """With errors as clients get them."""
     with store_errors(FileStore.fault):
         async for piece in pieces:

@@ -12,10 +12,9 @@ from starlette.responses import Response
 
 from gateway.answers.files.store import StoredFile
 from gateway.answers.gateway import Gateway
-from gateway.dialects.responses.listing import read_query
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import StreamedResponse, admitted, owner_of
-from gateway.http.forms import FILE, JSON, page
+from gateway.http.forms import FILE, JSON, page, read_query
 from gateway.http.json_writer import Json, first_page
 from gateway.http.uploads import Upload
 from gateway.validation import Strict

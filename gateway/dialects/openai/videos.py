@@ -12,10 +12,18 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse
 from starlette.responses import Response
 
+from gateway.answers.files.contents import read_files
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoJob
-from gateway.answers.videos import VideoEditRequest, VideoInputs, VideoRequest, submit_video, video_object
+from gateway.answers.videos import (
+    InputReference,
+    VideoEditRequest,
+    VideoInputs,
+    VideoRequest,
+    submit_video,
+    video_object,
+)
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import FILE, JSON, is_form, page, read_form, read_json
@@ -46,14 +54,14 @@ def _openapi(model: type[VideoRequest]) -> dict[str, Any]:
 async def create_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Submits a video. Its state is at /v1/videos/{id}, and then its file at /v1/videos/{id}/content."""
     request, files = await _read(http, VideoRequest)
-    return await _submit(http, gateway, request, _inputs(request, files))
+    return await _submit(http, gateway, request, await _inputs(http, request, files))
 
 
 @router.post("/v1/videos/edits", openapi_extra=_openapi(VideoEditRequest))
 async def edit_video(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Submits a video that is made of another one: of a file, or of a finished video of this server."""
     request, files = await _read(http, VideoEditRequest)
-    inputs = _inputs(request, files)
+    inputs = await _inputs(http, request, files)
     if request.video is not None:
         inputs = await _of_own(http, request.video.id, "video.id", inputs)
     if inputs.video is None:
@@ -65,7 +73,7 @@ async def edit_video(http: Request, gateway: Annotated[Gateway, Depends(admitted
 async def remix_video(http: Request, video_id: str, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Submits a video that is made of a finished video of this server."""
     request = await read_json(http, VideoRequest)
-    inputs = await _of_own(http, video_id, "video_id", _inputs(request, {}))
+    inputs = await _of_own(http, video_id, "video_id", await _inputs(http, request, {}))
     return await _submit(http, gateway, request, inputs)
 
 
@@ -163,11 +171,10 @@ async def _read(http: Request, model: type[Asked]) -> tuple[Asked, dict[str, Med
     return request, {name: MediaFile(name, _FILES[name], content=file) for name, (file,) in sent.items()}
 
 
-def _inputs(request: VideoRequest, files: dict[str, MediaFile]) -> VideoInputs:
-    """Those of a form, and those to fetch."""
-    reference = request.input_reference
+async def _inputs(http: Request, request: VideoRequest, files: dict[str, MediaFile]) -> VideoInputs:
+    """Those of a form, and those to fetch. Raises ApiError: 400, one is there twice, or a file is not there."""
     linked = {
-        "input_reference": reference and MediaFile("input_reference", "image", reference.image_url or ""),
+        "input_reference": await _reference(http, request.input_reference) if request.input_reference else None,
         "video": request.linked("video"),
         "control_video": request.linked("control_video"),
     }
@@ -175,6 +182,15 @@ def _inputs(request: VideoRequest, files: dict[str, MediaFile]) -> VideoInputs:
         raise invalid(twice[0], "is in the form twice")
     image, video, control_video = (files.get(name) or linked[name] for name in linked)
     return VideoInputs(image, video, control_video)
+
+
+async def _reference(http: Request, reference: InputReference) -> MediaFile:
+    """Raises ApiError: 400, there is no such file."""
+    url = reference.image_url
+    if reference.file_id:
+        wanted = {reference.file_id: "input_reference.file_id"}
+        url = (await read_files(http.app.state.gateway, wanted, owner_of(http)))[reference.file_id].url
+    return MediaFile("input_reference", "image", url or "")
 
 
 async def _of_own(http: Request, video_id: str, field: str, inputs: VideoInputs) -> VideoInputs:

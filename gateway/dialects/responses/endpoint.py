@@ -10,14 +10,14 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
-from gateway.dialects.responses.listing import Page, page_of, read_query
+from gateway.dialects.responses.listing import Page, page_of
 from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.responses.run import ResponseRun
 from gateway.dialects.responses.schema import InputTokensRequest, ResponseRequest
 from gateway.errors import in_own_terms, invalid
 from gateway.http.connection import EventStream, admitted, drain, key_of, named_sse, owner_of, while_connected
-from gateway.http.forms import JSON, page, read_json
+from gateway.http.forms import JSON, page, read_json, read_query
 from gateway.http.json_writer import Json, in_thread
 from gateway.validation import NotNegative, Strict
 

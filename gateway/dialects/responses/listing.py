@@ -2,13 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Request
 from pydantic import Field
 
 from gateway.dialects.responses.store import ResponseStore
 from gateway.errors import invalid
 from gateway.http.json_writer import first_page
-from gateway.validation import Model, Strict, validated
+from gateway.validation import Strict
 
 
 class Page(Strict):
@@ -16,12 +15,6 @@ class Page(Strict):
     order: Literal["asc", "desc"] = "desc"
     after: str | None = None
     include: Any = Field(default=None, description="accepted; items are told whole")
-
-
-def read_query(http: Request, model: type[Model]) -> Model:
-    """Validates the query. Raises ApiError: 400 naming the parameter."""
-    members = {name.removesuffix("[]"): value for name, value in http.query_params.items()}
-    return validated(model, members, strict=False)
 
 
 async def page_of(store: ResponseStore, thread_id: str, page: Page) -> dict[str, Any]:

@@ -98,8 +98,6 @@ def chat_parts(parts: str | Sequence[Item], field: str) -> list[Any]:
 def _url(part: Item, member: str, field: str) -> str:
     if part.get(member):
         return part[member]
-    if part.get("file_id"):
-        raise invalid(f"{field}.file_id", f"no uploaded files are read here; send {member}")
     raise invalid(f"{field}.{member}", "required, but missing", "missing_required_parameter")
 
 

@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
-import uvicorn
 
 KEY, SECRET = "quartet", "a secret of this test"
 _OF_SERVER = ".nanio"  # what it notes down of objects
@@ -19,15 +20,14 @@ class Bucket:
     def __init__(self, folder: Path) -> None:
         self.folder, self.url = folder / "bucket", "s3://bucket/some/prefix"
         self.folder.mkdir()
-        self._server: uvicorn.Server | None = None
+        self._server: Any = None
         self.port = 0
 
     async def start(self) -> None:
-        from nanio.app import build_app
-        from nanio.auth.credentials import EnvCredentialResolver
-        from nanio.config import Settings
+        import uvicorn  # this is read at the start of all tests
 
-        app = build_app(Settings(data_dir=self.folder.parent, credentials=EnvCredentialResolver(), access_log=False))
+        settings = import_module("nanio.config").Settings(data_dir=self.folder.parent, access_log=False)
+        app = import_module("nanio.app").build_app(settings)
         options = {"log_config": None, "access_log": False, "lifespan": "off"}
         self._server = uvicorn.Server(uvicorn.Config(app, port=self.port, **options))
         self._server.capture_signals = contextlib.nullcontext  # signals are pytest's  # pyright: ignore
