@@ -107,7 +107,7 @@ def test_refused_is_what_cannot_work(alone, refused) -> None:
     }
     both_ways = {frozenset(pair) for pair in refused if pair[::-1] in refused}
     assert both_ways == {frozenset(pair) for pair in itertools.combinations(CHOICES, 2)} | {
-        frozenset({"ucx", other}) for other in ("tls", "embeddings")
+        frozenset(pair) for pair in (("ucx", "tls"), ("ucx", "embeddings"), ("state", "database"))
     }
     changed = ("dit", "text-dit", "asr-llm-tts", "embeddings")  # by tls, behind them
     assert {pair for pair in refused if pair[::-1] not in refused} == {("tls", name) for name in changed}
