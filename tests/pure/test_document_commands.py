@@ -6,6 +6,7 @@ curl and blocks of Python as they come), or write a check here that fails when a
 
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -19,17 +20,20 @@ from typer.core import TyperGroup
 
 from cli.main import app
 from gateway.app import create_app
+from gateway.dialects.responses.store import ResponseStore
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from tests.support.clients.grpcurl import arguments, check_call
+from tests.support.deployment.compose_files import rendered
 from tests.support.documents import PAGES, ROOT, SHELL, URL, Command, blocks, commands
 from tests.support.k8s.kustomize import build
 from tests.support.settings_of_processes import PROCESSES, required_flags
 
 COMMANDS = commands()
-LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "nginx", "text", ""}
+LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "sql", "nginx", "haproxy", "text", ""}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+DATABASE = rendered({}, "database")
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 FILES = (".png", ".wav", ".mp3", ".mp4", ".yaml", ".crt", ".key")  # of those that a command reads
 
@@ -129,7 +133,10 @@ def docker(command: Command) -> None:
                 assert (ROOT / words[1]).is_file()
                 words = words[2:]
             flags = {"up": {"-d", "--build", "--wait", "--no-recreate", "--scale", "--force-recreate", "--no-deps"}}
-            flags |= {"down": {"--volumes"}, "logs": {"--tail"}}
+            flags |= {"down": {"--volumes"}, "logs": {"--tail"}, "stop": set(), "start": set()}
+            if words[:2] == ["exec", "-T"]:
+                assert words[2] in DATABASE["services"]
+                return of_postgres(Command(command.where, tuple(words[3:]), command.text))
             assert {word.partition("=")[0] for word in words[1:] if word[0] == "-"} <= flags[words[0]]
             named = {word.partition("=")[0] for word in words[1:] if word[0] != "-"}
             assert named <= set(COMPOSE["services"])
@@ -201,6 +208,31 @@ def copies(command: Command) -> None:
     assert (ROOT / command.words[-2]).exists()
 
 
+def secret(command: Command) -> None:
+    """database.yaml has the lines that make its secret."""
+    for line in command.text.splitlines():
+        assert line.strip() in (ROOT / "deploy/docker/database.yaml").read_text()
+
+
+def of_postgres(command: Command) -> None:
+    """The program has the options; database.yaml the user and the database. tests/stage/test_database_backup.py runs
+    what they do."""
+    program, *words = command.words
+    options = [word.partition("=") for word in words if word.startswith("--")]
+    if shutil.which(program):
+        helped = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+        assert {name for name, _, _ in options} <= set(re.findall(r"--[a-z-]+", helped))
+    environment = DATABASE["services"]["database"]["environment"]
+    for name, _, value in options:
+        if name == "--username":
+            assert value == environment["POSTGRES_USER"]
+
+
+def sqlite3(command: Command) -> None:
+    assert Path(command.words[1]).name == f"{ResponseStore.name}.sqlite"
+    assert command.words[2].startswith(".backup ")
+
+
 def typed(command: Command) -> None:
     """A test types the whole page."""
     assert command.page in TYPED, f"give {command.page} a test that types it, and name that in TYPED"
@@ -220,6 +252,11 @@ CHECKS: dict[str, Callable[[Command], None]] = {
     "for": loop,
     "cp": copies,
     "echo": lambda _: None,
+    "pg_dump": of_postgres,
+    "pg_restore": of_postgres,
+    "sqlite3": sqlite3,
+    "head": secret,
+    "sudo": secret,
     "mkdir": typed,
     "sed": typed,
 }

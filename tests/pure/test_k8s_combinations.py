@@ -125,7 +125,7 @@ def test_no_three_do_what_two_do_not(alone, refused, tmp_path: Path, overlay: st
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("namespace", ["", "elsewhere"])
 def test_an_own_overlay_is_whole_in_whatever_namespace(alone, tmp_path: Path, overlay: str, namespace: str) -> None:
-    left_out = ("text", "text-dit", "speech", "llm-tts", "asr-llm-tts", "embeddings", "tls")
+    left_out = ("database", "text", "text-dit", "speech", "llm-tts", "asr-llm-tts", "embeddings", "tls")
     added = [name for name in COMPONENTS if alone[overlay, name] == WORKS and name not in left_out]
     given = {"namespace": namespace} if namespace else {}
     objects = build(with_components(tmp_path, overlay, [*added, "tls"] if "ucx" not in added else added, **given))
