@@ -55,7 +55,9 @@ def test_the_password_is_in_a_file_alone():
     assert (url.host, url.username, url.database) == ("database", has["POSTGRES_USER"], has["POSTGRES_DB"])
     assert has["POSTGRES_PASSWORD_FILE"] == SECRET
     assert "database-password" in gateway["secrets"]
-    assert "database-password" in database["secrets"]
+    assert database["secrets"] == ["database-password"]
+    assert gateway["environment"]["QUARTET_GATEWAY_SIGNING_KEY_FILE"] == "/run/secrets/signing-key"
+    assert "signing-key" in gateway["secrets"]
     shell, flag, script = gateway["command"]
     started = " ".join(rendered({})["services"]["gateway"]["command"])
     assert (shell, flag, script) == ("sh", "-c", f"PGPASSWORD=$(cat {SECRET}) exec {started}")

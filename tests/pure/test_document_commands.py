@@ -19,6 +19,7 @@ import yaml
 from typer.core import TyperGroup
 
 from cli.main import app
+from gateway.access.signing import read_signing_key
 from gateway.app import create_app
 from gateway.dialects.responses.store import ResponseStore
 from gateway.pipeline.config import load_pipeline
@@ -81,6 +82,19 @@ def pip(command: Command) -> None:
     for name, extra in re.findall(r"(\w+)\[(\w+)\]", " ".join(command.words)):
         assert name == PROJECT["name"]
         assert extra in PROJECT["optional-dependencies"]
+
+
+def openssl(command: Command) -> None:
+    """It makes a signing key, or a password of database.yaml's."""
+    if not shutil.which("openssl"):
+        pytest.skip("no openssl here")
+    made = subprocess.run(command.words, capture_output=True, timeout=60, check=True)
+    if "password" in command.text:
+        assert command.text.partition("> ")[2] in secret_files()
+        assert re.fullmatch(r"\w{32,}\n", made.stdout.decode())  # also in a URL
+        return
+    Path("signing.key").write_bytes(made.stdout)
+    assert len(read_signing_key(Path("signing.key"))) >= 64
 
 
 def make(command: Command) -> None:
@@ -210,19 +224,19 @@ def copies(command: Command) -> None:
 
 
 def secret(command: Command) -> None:
-    """It makes files that database.yaml reads."""
-    files = {Path(each["file"]).name for each in DATABASE["secrets"].values()}
-    if command.words[0] == "openssl":
-        assert command.words[1] == "rand"
-        assert command.text.partition("> ")[2] in files
-    else:
-        assert command.words[:3] == ("sudo", "chown", "10001")
-        assert set(command.words[3:]) <= files
+    """Files that database.yaml reads are for its user alone."""
+    mode, *files = [word for word in command.words if word not in ("sudo", "chown", "chmod")]
+    assert mode == ("600" if command.words[0] == "chmod" else "10001")
+    assert set(files) == secret_files()
+
+
+def secret_files() -> set[str]:
+    secrets = {name: each for name, each in DATABASE["secrets"].items() if name != "hf-token"}
+    return {Path(each["file"]).name for each in secrets.values()}
 
 
 def of_postgres(command: Command) -> None:
-    """The program has the options; database.yaml the user and the database. tests/stage/test_database_backup.py runs
-    what they do."""
+    """The program has the options; database.yaml the user and the database."""
     program, *words = command.words
     options = [word.partition("=") for word in words if word.startswith("--")]
     if shutil.which(program):
@@ -248,6 +262,7 @@ CHECKS: dict[str, Callable[[Command], None]] = {
     "quartet": quartet,
     "python": python,
     "pip": pip,
+    "openssl": openssl,
     "make": make,
     "curl": curl,
     "grpcurl": grpcurl,
@@ -261,7 +276,7 @@ CHECKS: dict[str, Callable[[Command], None]] = {
     "pg_dump": of_postgres,
     "pg_restore": of_postgres,
     "sqlite3": sqlite3,
-    "openssl": secret,
+    "chmod": secret,
     "sudo": secret,
     "mkdir": typed,
     "sed": typed,

@@ -26,6 +26,7 @@ HAS, WORKS, REFUSED = "has it", "works", "not offered"
 OWN = {
     "QUARTET_GATEWAY_STAGE",
     "QUARTET_GATEWAY_API_KEYS_FILE",
+    "QUARTET_GATEWAY_SIGNING_KEY_FILE",
 }  # which a component must set, whatever is set beside it
 
 
