@@ -236,7 +236,8 @@ def secret_files() -> set[str]:
 
 
 def of_postgres(command: Command) -> None:
-    """The program has the options; database.yaml the user and the database."""
+    """The program has the options; database.yaml the user and the database. tests/stage/test_database_backup.py
+    runs what they do."""
     program, *words = command.words
     options = [word.partition("=") for word in words if word.startswith("--")]
     if shutil.which(program):
