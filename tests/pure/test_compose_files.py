@@ -24,6 +24,7 @@ VERSIONS = dict(
 )
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 COMPOSE = (ROOT / "docker-compose.yaml").read_text()
+DATABASE = (ROOT / "deploy/docker/database.yaml").read_text()
 SERVICES = yaml.safe_load(COMPOSE)["services"]
 SPEECH = yaml.safe_load((ROOT / "deploy/docker/speech.yaml").read_text())["services"]
 TEXT = yaml.safe_load((ROOT / "deploy/docker/text.yaml").read_text())["services"]
@@ -35,7 +36,9 @@ START = ROOT / "deploy/docker/start.py"
 
 
 def test_versions_are_pinned_in_one_place():
-    for name, default in re.findall(r"(?:^ARG |\$\{)(\w+)(?:=|:-)([^$}\s]+)", DOCKERFILE + COMPOSE, re.MULTILINE):
+    for name, default in re.findall(
+        r"(?:^ARG |\$\{)(\w+)(?:=|:-)([^$}\s]+)", DOCKERFILE + COMPOSE + DATABASE, re.MULTILINE
+    ):
         assert VERSIONS.get(name, default) == default, f"{name}: {default} is not what versions.env says"
     for image in VERSIONS.values():
         assert not image.endswith(":latest")
@@ -324,7 +327,7 @@ def test_containers_set_only_settings_that_exist(name):
 
 def test_the_example_sets_only_what_is_read():
     files = COMPOSE + "".join(
-        (ROOT / f"deploy/docker/{name}.yaml").read_text() for name in ("gpu", "llm-tts", *SECURITY)
+        (ROOT / f"deploy/docker/{name}.yaml").read_text() for name in ("gpu", "llm-tts", "database", *SECURITY)
     )
     read = set(re.findall(r"\$\{(\w+)", files)) | {"COMPOSE_FILE", "COMPOSE_PROFILES"}
     read |= set(re.findall(r"- (QUARTET_\w+)", (ROOT / "deploy/docker/settings.yaml").read_text()))

@@ -20,7 +20,7 @@ OURS = ("gateway", *STAGES)
 OF_STAGES = (*STAGES, "asr")  # containers; asr runs a thinker
 CONTAINERS = ("gateway", *OF_STAGES)
 PREFIXES = "QUARTET|OTEL|UCX|GRPC|HF|OMP|COMPOSE|TORCH|WHEELS|PROMETHEUS|GRAFANA|GATEWAY|THINKER|TALKER|CODE2WAV|DIT"
-PREFIXES += "|ASR|EMBEDDER|ALIGNER"
+PREFIXES += "|ASR|EMBEDDER|ALIGNER|PROXY|DATABASE|NGINX|POSTGRES"
 NAME = re.compile(rf"(?<![A-Z0-9_])(?:{PREFIXES})_(?:[A-Z0-9_]|<[A-Z]+>)+")
 VALUE = "4711"
 
@@ -73,6 +73,13 @@ ARRIVES = {
         "[speech] services.gateway.volumes",
         "[embeddings] services.gateway.volumes",
     ],
+    "QUARTET_SIGNING_KEY_FILE": ["[database] secrets.signing-key.file"],
+    "QUARTET_DATABASE_PASSWORD_FILE": ["[database] secrets.database-password.file"],
+    "GATEWAY_REPLICAS": ["[database] services.gateway.deploy.replicas"],
+    "PROXY_MEMORY": ["[database] services.proxy.deploy.resources.limits.memory"],
+    "DATABASE_MEMORY": ["[database] services.database.deploy.resources.limits.memory"],
+    "NGINX_IMAGE": ["[database] services.proxy.image"],
+    "POSTGRES_IMAGE": ["[database] services.database.image"],
     "QUARTET_BIND": ["services.gateway.ports", "services.gateway.environment.QUARTET_GATEWAY_PUBLISHED_HOST"],
     "QUARTET_PORT": ["services.gateway.ports"],
     "QUARTET_ALLOW_ANONYMOUS": ["services.gateway.environment.QUARTET_GATEWAY_ALLOW_ANONYMOUS"],
@@ -150,6 +157,7 @@ SETTINGS = {
     if setting not in FIXED
 }
 FILES = ((), ("gpu",), ("keys", "tls"), ("speech",), ("text",), ("gpu", "text", "tls"), ("gpu", "mps"))
+FILES += (("database",), ("gpu", "keys", "tls", "database"))
 
 
 def named() -> dict[str, set[str]]:

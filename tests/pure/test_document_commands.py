@@ -21,17 +21,20 @@ from typer.core import TyperGroup
 from cli.main import app
 from gateway.access.signing import read_signing_key
 from gateway.app import create_app
+from gateway.dialects.responses.store import ResponseStore
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from tests.support.clients.grpcurl import arguments, check_call
+from tests.support.deployment.compose_files import rendered
 from tests.support.documents import PAGES, ROOT, SHELL, URL, Command, blocks, commands
 from tests.support.k8s.kustomize import build
 from tests.support.settings_of_processes import PROCESSES, required_flags
 
 COMMANDS = commands()
-LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "nginx", "text", ""}
+LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "sql", "nginx", "haproxy", "text", ""}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
+DATABASE = rendered({}, "database")
 DOCKERFILE = (ROOT / "deploy/docker/Dockerfile").read_text()
 FILES = (".png", ".wav", ".mp3", ".mp4", ".yaml", ".crt", ".key")  # of those that a command reads
 
@@ -82,10 +85,14 @@ def pip(command: Command) -> None:
 
 
 def openssl(command: Command) -> None:
-    """It makes a signing key."""
+    """It makes a signing key, or a password of database.yaml's."""
     if not shutil.which("openssl"):
         pytest.skip("no openssl here")
     made = subprocess.run(command.words, capture_output=True, timeout=60, check=True)
+    if "password" in command.text:
+        assert command.text.partition("> ")[2] in secret_files()
+        assert re.fullmatch(r"\w{32,}\n", made.stdout.decode())  # also in a URL
+        return
     Path("signing.key").write_bytes(made.stdout)
     assert len(read_signing_key(Path("signing.key"))) >= 64
 
@@ -140,7 +147,11 @@ def docker(command: Command) -> None:
                 assert (ROOT / words[1]).is_file()
                 words = words[2:]
             flags = {"up": {"-d", "--build", "--wait", "--no-recreate", "--scale", "--force-recreate", "--no-deps"}}
-            flags |= {"down": {"--volumes"}, "logs": {"--tail"}}
+            flags |= {"down": {"--volumes"}, "logs": {"--tail"}, "stop": set(), "start": set()}
+            if words[:2] == ["exec", "-T"]:
+                assert words[2] in DATABASE["services"]
+                of_postgres(Command(command.where, tuple(words[3:]), command.text))
+                return
             assert {word.partition("=")[0] for word in words[1:] if word[0] == "-"} <= flags[words[0]]
             named = {word.partition("=")[0] for word in words[1:] if word[0] != "-"}
             assert named <= set(COMPOSE["services"])
@@ -212,6 +223,37 @@ def copies(command: Command) -> None:
     assert (ROOT / command.words[-2]).exists()
 
 
+def secret(command: Command) -> None:
+    """Files that database.yaml reads are for its user alone."""
+    mode, *files = [word for word in command.words if word not in ("sudo", "chown", "chmod")]
+    assert mode == ("600" if command.words[0] == "chmod" else "10001")
+    assert set(files) == secret_files()
+
+
+def secret_files() -> set[str]:
+    secrets = {name: each for name, each in DATABASE["secrets"].items() if name != "hf-token"}
+    return {Path(each["file"]).name for each in secrets.values()}
+
+
+def of_postgres(command: Command) -> None:
+    """The program has the options; database.yaml the user and the database. tests/stage/test_database_backup.py
+    runs what they do."""
+    program, *words = command.words
+    options = [word.partition("=") for word in words if word.startswith("--")]
+    if shutil.which(program):
+        helped = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+        assert {name for name, _, _ in options} <= set(re.findall(r"--[a-z-]+", helped))
+    environment = DATABASE["services"]["database"]["environment"]
+    for name, _, value in options:
+        if name == "--username":
+            assert value == environment["POSTGRES_USER"]
+
+
+def sqlite3(command: Command) -> None:
+    assert Path(command.words[1]).name == f"{ResponseStore.name}.sqlite"
+    assert command.words[2].startswith(".backup ")
+
+
 def typed(command: Command) -> None:
     """A test types the whole page."""
     assert command.page in TYPED, f"give {command.page} a test that types it, and name that in TYPED"
@@ -232,6 +274,11 @@ CHECKS: dict[str, Callable[[Command], None]] = {
     "for": loop,
     "cp": copies,
     "echo": lambda _: None,
+    "pg_dump": of_postgres,
+    "pg_restore": of_postgres,
+    "sqlite3": sqlite3,
+    "chmod": secret,
+    "sudo": secret,
     "mkdir": typed,
     "sed": typed,
 }

@@ -230,6 +230,7 @@ def test_what_is_reached_from_outside_asks_for_keys(rendered):
 def test_each_overlay_has_what_it_is_for(rendered):
     kinds = {name: {each["kind"] for each in objects} for name, objects in rendered.items()}
     assert {"HorizontalPodAutoscaler", "PersistentVolumeClaim", "Ingress"} <= kinds["scaled"]
+    assert "gateway-database" in str(rendered["scaled"])
     assert {"PersistentVolumeClaim", "Ingress"} <= kinds["single-gpu"] & kinds["speech"]
     # neither a volume, an Ingress controller nor a GPU: any cluster will do
     assert not {"HorizontalPodAutoscaler", "PersistentVolumeClaim", "Ingress"} & kinds["cpu-demo"]
@@ -276,6 +277,23 @@ def test_every_process_rolls_when_its_settings_change(rendered, tmp_path):
     for name in ("gateway", "thinker"):
         is_same = changed.get("Deployment", name) == Cluster(rendered["cpu-demo"]).get("Deployment", name)
         assert is_same == (name != "gateway")
+
+
+@pytest.mark.parametrize("overlay", ["cpu-demo", "single-gpu"])
+def test_a_database_is_added_to_an_overlay(tmp_path, overlay):
+    objects = build(with_components(tmp_path, overlay, ["database"]))
+    assert problems(objects) == []
+    cluster = Cluster(objects)
+    assert cluster.settings("gateway").signing_key_file is not None
+    url = {"QUARTET_GATEWAY_DATABASE_URL": ("gateway-database", "url")}
+    assert cluster.from_secrets("gateway") == url
+    assert cluster.get("Deployment", "gateway")["spec"]["strategy"]["type"] == "RollingUpdate"
+    (policy,) = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] == "gateway-to-database"]
+    assert cluster.selected_by(policy["spec"]["podSelector"]) == ["gateway"]
+    assert policy["spec"]["egress"] == [{"ports": [{"protocol": "TCP", "port": 5432}]}]
+    for ingress in cluster.of("Ingress"):
+        assert not [name for name in ingress["metadata"]["annotations"] if name.endswith("/affinity")]
+    assert f"{url['QUARTET_GATEWAY_DATABASE_URL'][0]} --from-literal=url=" in (K8S / "README.md").read_text()
 
 
 def test_service_monitors_find_the_services(tmp_path):

@@ -24,7 +24,7 @@ COMPONENTS = sorted(each.name for each in (K8S / "components").iterdir())
 CHOICES = ("dit", "text", "text-dit", "speech", "llm-tts", "asr-llm-tts", "embeddings")  # each of a pipeline
 HAS, WORKS, REFUSED = "has it", "works", "not offered"
 OWN = {  # which a component must set, whatever is set beside it
-    f"QUARTET_GATEWAY_{setting}" for setting in ("STAGE", "API_KEYS_FILE", "ALIGNER", "WEBRTC")
+    f"QUARTET_GATEWAY_{setting}" for setting in ("STAGE", "API_KEYS_FILE", "SIGNING_KEY_FILE", "ALIGNER", "WEBRTC")
 }
 
 
@@ -109,6 +109,7 @@ def test_refused_is_what_cannot_work(alone, refused) -> None:
         *(frozenset({"ucx", other}) for other in ("tls", "embeddings")),
         *(frozenset({"webrtc", other}) for other in ("speech", "embeddings")),
         frozenset({"aligner", "embeddings"}),
+        frozenset({"state", "database"}),
     }
     changed = ("dit", "text-dit", "asr-llm-tts", "embeddings", "aligner")  # by tls, behind them
     assert {pair for pair in refused if pair[::-1] not in refused} == {("tls", name) for name in changed}
@@ -126,7 +127,7 @@ def test_no_three_do_what_two_do_not(alone, refused, tmp_path: Path, overlay: st
 @pytest.mark.parametrize("overlay", OVERLAYS)
 @pytest.mark.parametrize("namespace", ["", "elsewhere"])
 def test_an_own_overlay_is_whole_in_whatever_namespace(alone, tmp_path: Path, overlay: str, namespace: str) -> None:
-    left_out = ("text", "text-dit", "speech", "llm-tts", "asr-llm-tts", "embeddings", "tls")
+    left_out = ("database", "text", "text-dit", "speech", "llm-tts", "asr-llm-tts", "embeddings", "tls")
     added = [name for name in COMPONENTS if alone[overlay, name] == WORKS and name not in left_out]
     given = {"namespace": namespace} if namespace else {}
     objects = build(with_components(tmp_path, overlay, [*added, "tls"] if "ucx" not in added else added, **given))

@@ -26,6 +26,8 @@ OTHERS = [
     ("single-gpu", ["text-dit", "tls"]),
     ("single-gpu", ["aligner", "webrtc", "tls"]),
     ("scaled", ["inference-pool"]),
+    ("single-gpu", ["database", "tls"]),
+    ("cpu-demo", ["database", "ingress"]),
 ]
 # (overlay, components, what kubectl names): those that README's table does not offer
 REFUSED = [
@@ -36,7 +38,9 @@ REFUSED = [
     ("single-gpu", ["text-dit", "text"], "one-of-the-pipelines"),
     ("cpu-demo", ["speech", "text"], "one-of-the-pipelines"),
     ("scaled", ["speech"], "one-of-the-pipelines"),
-    ("scaled", ["state"], "one-gateway"),
+    ("scaled", ["state"], "one-of-state-database"),
+    ("cpu-demo", ["state", "database"], "one-of-state-database"),
+    ("single-gpu", ["database", "state"], "one-of-state-database"),
     ("cpu-demo", ["tls", "ucx"], "one-of-tls-ucx"),
     ("single-gpu", ["tls", "dit"], "stages-before-tls"),
     ("single-gpu", ["tls", "asr-llm-tts"], "stages-before-tls"),

@@ -10,6 +10,14 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 BASE = "docker-compose.yaml"
+_RESET = object()  # `!reset` takes away what the files before have
+
+
+class _Loader(yaml.SafeLoader):
+    """With compose's own tag."""
+
+
+_Loader.add_constructor("!reset", lambda *_: _RESET)
 _VARIABLE = re.compile(r"\$(?:(\$)|(\w+)|\{(\w+)(:?-)?)")
 
 
@@ -77,7 +85,7 @@ def _read(file: Path, variables: Mapping[str, str]) -> dict[str, Any]:
 
 @cache
 def _loaded(file: Path) -> dict[str, Any]:
-    return yaml.safe_load(file.read_text())
+    return yaml.load(file.read_text(), _Loader)
 
 
 def _filled(node: Any, variables: Mapping[str, str]) -> Any:
@@ -101,7 +109,8 @@ def _environment(given: dict[str, Any] | list[str], variables: Mapping[str, str]
 def _merged(ours: Any, theirs: Any, key: str = "") -> Any:
     """`theirs` over `ours`: mappings are joined, and lists, but that a mount takes the place of one at its target."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return {**ours, **{name: _merged(ours.get(name), value, name) for name, value in theirs.items()}}
+        merged = {**ours, **{name: _merged(ours.get(name), value, name) for name, value in theirs.items()}}
+        return {name: value for name, value in merged.items() if value is not _RESET}
     if isinstance(ours, list) and isinstance(theirs, list) and key != "command":
         if key == "volumes":
             targets = {_target(mount) for mount in theirs}

@@ -166,7 +166,7 @@ def _environment(cluster: Cluster) -> Iterator[str]:
                 if cluster.config(source["configMapRef"]["name"]) is None:
                     yield f"Deployment {name}: there is no ConfigMap {source['configMapRef']['name']}"
         environment = cluster.environment(name)
-        for variable in environment:
+        for variable in (*environment, *cluster.from_secrets(name)):
             if not variable.startswith("QUARTET_"):
                 continue
             setting = variable.removeprefix("QUARTET_").lower()

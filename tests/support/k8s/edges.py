@@ -8,6 +8,7 @@ from pathlib import Path
 
 import fastapi.routing
 
+from gateway import metrics as gateway_metrics
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
@@ -16,6 +17,8 @@ from services.common.telemetry import metrics
 from services.demo_models import ALIGNER, OMNI, PAINTER, resolve
 from tests.support.k8s.objects import NO_STAGES, OF_ITS_NODE, PORTS, ROOT, Cluster, Object, pod_of, stages_of
 
+_LIMIT = "max_running_requests"
+GATEWAY_LIMITS = {gateway_metrics.RUNNING: _LIMIT, gateway_metrics.REALTIME_SESSIONS: "max_realtime_sessions"}
 METRICS_PORT = 9464
 FIXED = {"aligner", "webrtc"}  # whose replicas are as many as somebody says
 PIPELINE = ROOT / "gateway/pipelines/qwen3-omni-dit.yaml"
@@ -245,11 +248,15 @@ def _metric(cluster: Cluster, name: str, deployment: str, metric: Object) -> Ite
             yield f"{where}: a share is a Utilization"
         return
     wanted, target = metric["pods"]["metric"]["name"], metric["pods"]["target"]
-    known = {family.name for family in metrics.IN_FLIGHT.collect()}
+    limits = {family.name: _LIMIT for family in metrics.IN_FLIGHT.collect()}
+    if deployment == "gateway":
+        limits = {family.name: limit for gauge, limit in GATEWAY_LIMITS.items() for family in gauge.collect()}
     rules = (ROOT / "deploy/k8s/monitoring/prometheus-adapter.yaml").read_text()
-    if wanted not in known or f"seriesQuery: '{wanted}{{" not in rules or f"as: {wanted}" not in rules:
+    if wanted not in limits or f"seriesQuery: '{wanted}{{" not in rules or f"as: {wanted}" not in rules:
         yield f"{where}: nobody provides {wanted}"
     if target["type"] != "AverageValue":
         yield f"{where}: of pods only an AverageValue can be the target"
-    elif not 0 < float(target.get("averageValue", 0)) < cluster.settings(deployment).max_running_requests:
+    elif (
+        not 0 < float(target.get("averageValue", 0)) < getattr(cluster.settings(deployment), limits.get(wanted, _LIMIT))
+    ):
         yield f"{where}: only acts once requests are refused, or never"

@@ -7,6 +7,7 @@ from tests.support.k8s.objects import NO_STAGES, PORTS, SERVICES, Cluster, Objec
 
 LONGEST_LOAD_S = 7000  # 70 GB at 10 MB/s
 NODE_AND_IMAGE_S = 1800  # before a container starts: its node comes up, and pulls its image of 10 GB
+_CLAIM = "persistentVolumeClaim"
 AUTOSCALER_WAITS_S = 600  # the cluster autoscaler's default max-graceful-termination-sec
 
 
@@ -80,9 +81,17 @@ def _ends(cluster: Cluster) -> Iterator[str]:
 
 
 def _exclusive(cluster: Cluster) -> Iterator[str]:
-    """What one process has, another one cannot have before it is gone: a gateway's claim, whose files are of one machine."""
+    """What one process has, another one cannot have before it is gone: a gateway's claim, whose files are of one machine. Many
+    gateways have a database elsewhere, and a claim that many pods mount."""
     gateway = cluster.get("Deployment", "gateway")
-    if any("persistentVolumeClaim" in volume for volume in pod_of(gateway)["volumes"]):
+    names = [each["persistentVolumeClaim"]["claimName"] for each in pod_of(gateway)["volumes"] if _CLAIM in each]
+    modes = [cluster.get("PersistentVolumeClaim", name)["spec"]["accessModes"] for name in names]
+    if "QUARTET_GATEWAY_DATABASE_URL" in cluster.from_secrets("gateway"):
+        if modes != [["ReadWriteMany"]]:
+            yield f"Deployment gateway: files of many gateways are in claims of {modes}"
+        if cluster.get("Service", "gateway")["spec"].get("sessionAffinity") != "None":
+            yield "Service gateway: keeps a client at one gateway, though all know the same"
+    elif names:
         if gateway["spec"]["strategy"] != {"type": "Recreate"}:
             yield "Deployment gateway: a rollout waits for a new pod, and the new pod for the old one's claim"
         if gateway["spec"].get("replicas") != 1 or cluster.named("HorizontalPodAutoscaler", "gateway"):

@@ -122,6 +122,12 @@ class Cluster:
                 found[each["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], each["value"])
         return found
 
+    def from_secrets(self, deployment: str) -> dict[str, tuple[str, str]]:
+        """(name, key) of the Secret that each further environment variable of its first container comes from."""
+        container = pod_of(self.get("Deployment", deployment))["containers"][0]
+        found = {each["name"]: each.get("valueFrom", {}).get("secretKeyRef") for each in container.get("env", [])}
+        return {name: (secret["name"], secret["key"]) for name, secret in found.items() if secret}
+
     def settings(self, deployment: str) -> Any:
         """What its process makes of that environment.
 
