@@ -13,6 +13,7 @@ from starlette.responses import Response
 from gateway.access.api_keys import ApiKeys
 from gateway.access.client_secrets import ClientSecrets
 from gateway.access.shared import SharedState
+from gateway.access.usage import Usage
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoStore
@@ -60,6 +61,7 @@ from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
 from gateway.settings import GatewaySettings
+from gateway.store.database import Database
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
 from services.common.rpc.tls import Credentials
@@ -141,8 +143,13 @@ def create_app(
     pipeline: PipelineConfig,
     credentials: Credentials | None = None,
     worker: Worker | None = None,
+    database: Database | None = None,
 ) -> FastAPI:
-    """The gateway of `pipeline`, with `credentials` for the stages. Raises YamlError: of the file of API keys."""
+    """The gateway of `pipeline`, with `credentials` for the stages and the `database` of all gateways.
+
+    Raises:
+        YamlError: of the file of API keys.
+    """
     spans = Spans()
     shared = SharedState() if worker is None else SharedState(worker.shared_file, worker.number)
     counts = shared if worker is None else SharedState(worker.counts_file, worker.number)
@@ -153,6 +160,8 @@ def create_app(
         async with AsyncExitStack() as stack:
             if keys is not None:
                 stack.callback(asyncio.create_task(keys.watch()).cancel)
+                if database is not None and (worker is None or worker.is_first):
+                    await stack.enter_async_context(Usage(database, counts, keys))
             app.state.gateway = await stack.enter_async_context(
                 Gateway(settings, pipeline, Channels(credentials), spans, shared=shared)
             )

@@ -97,6 +97,11 @@ class ApiKeys:
                 found = key
         return found
 
+    @property
+    def entries(self) -> list[ApiKeyEntry]:
+        """The file's current ones."""
+        return [key.entry for key in self._keys]
+
     def of_hash(self, sha256: str) -> ApiKey | None:
         return next((key for key in self._keys if key.entry.sha256 == sha256), None)
 

@@ -1,0 +1,98 @@
+"""Limits of keys that hold over all gateways of a database, without a call to it in any request.
+
+Each gateway says every second what its keys use, and reads what they use at the others. Between two reports it knows
+nothing of the others, so together they may admit as much too much as the others admit in that time.
+"""
+
+import asyncio
+from typing import Self
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from gateway import tasks
+from gateway.access import elsewhere
+from gateway.access.api_key import WINDOW_S
+from gateway.access.api_keys import ApiKeys
+from gateway.access.key_usage import KeyUsage
+from gateway.access.own_usage import OwnUsage
+from gateway.access.shared import SharedState
+from gateway.access.usage_store import SILENT_S, UsageStore
+from gateway.errors import ApiError
+from gateway.store.database import Database
+from gateway.store.errors import StoreError, StoreUnavailable
+
+REPORT_S = 1.0
+
+log = structlog.get_logger()
+
+
+class Usage:
+    """Reports while it is open. One process of a gateway has it, and all its workers count what it reads.
+
+    While the database cannot be reached, the gateway counts for itself. It forgets what runs at the others after
+    `SILENT_S` seconds.
+
+    Args:
+        shared: where the workers count.
+        keys: whose limits are looked at; each gateway reads a file of its own.
+
+    Raises:
+        StoreError: on entering: the database cannot be used. That it cannot be reached is no error.
+    """
+
+    def __init__(self, database: Database, shared: SharedState, keys: ApiKeys) -> None:
+        self._store, self._shared, self._keys = UsageStore(database), shared, keys
+        self._own = OwnUsage(shared)
+        self._written: dict[str, KeyUsage] | None = None  # None: nobody knows
+        self._failing_since: float | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._store.__aenter__()
+        except StoreUnavailable:
+            pass  # the first report says so
+        await self.report()
+        self._reporting = asyncio.create_task(self._report_on())
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        """What was admitted here counts on at the others until it is a minute old."""
+        await tasks.cancel(self._reporting)
+        await self.report()
+
+    async def _report_on(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_S)
+            await self.report()
+
+    async def report(self) -> None:
+        """Writes and reads once. The log says when this begins to fail, and when it no longer does."""
+        try:
+            await self._exchange()
+        except (StoreError, SQLAlchemyError, ApiError) as error:
+            self._written = None
+            if self._failing_since is None:
+                self._failing_since = self._shared.now()
+                log.error("limits of API keys are counted without the other gateways", error=str(error))
+        else:
+            if self._failing_since is not None:
+                failed_s = self._shared.now() - self._failing_since
+                log.info("limits of API keys are counted with the other gateways again", failed_s=round(failed_s, 1))
+                self._failing_since = None
+
+    async def _exchange(self) -> None:
+        own = self._own.read(self._keys.entries)
+        changed, now = self._changed(own), self._shared.now()
+        others = await self._store.exchange(self._shared.gateway, own, changed, self._shared.now)
+        with self._shared.change() as database:
+            elsewhere.replace(database, others, now + SILENT_S)
+        self._written = own
+
+    def _changed(self, own: dict[str, KeyUsage]) -> set[str] | None:
+        """Keys to write. What has become older since is known to all."""
+        if self._written is None:
+            return None
+        first, nothing = int(self._shared.now() - WINDOW_S) + 1, KeyUsage()
+        names = own.keys() | self._written.keys()
+        return {name for name in names if own.get(name, nothing) != self._written.get(name, nothing).since(first)}
