@@ -23,7 +23,8 @@ from gateway.listening.onnx import ModelFileError
 from gateway.listening.turn_model import TurnModel
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from gateway.store import StoreError
+from gateway.store.errors import StoreError, StoreUnavailable
+from gateway.store.postgres import PostgresDatabase
 from gateway.yaml_source import YamlError
 from services.common.rpc import tls
 from services.common.telemetry import logs, tracing
@@ -48,8 +49,8 @@ def main() -> None:
         structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
         if pipeline.outputs.video is not None and worker is None:
             VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
-        if settings.responses_dir is not None and worker is None:
-            ResponseStore(settings.responses_dir, settings.response_ttl_s, settings.max_response_bytes).check()
+        if worker is None:
+            _check_responses(settings)
         if unknown := [name for name in settings.hosted_tools if name not in TOOLS]:
             sys.exit(f"--hosted-tools: there is no tool {unknown[0]!r}; use {', '.join(TOOLS)}")
         if VideoGenerator.name in settings.hosted_tools and settings.workers > 1:
@@ -71,6 +72,20 @@ def main() -> None:
         server.run(None if worker is None else worker.listen(settings.host))
     if not server.started:
         sys.exit(_NOT_STARTED)
+
+
+def _check_responses(settings: GatewaySettings) -> None:
+    """Raises StoreError: they cannot be kept, whatever is tried later."""
+    url, place = settings.database_url, settings.responses_dir
+    database = None if url is None else PostgresDatabase(url.get_secret_value())
+    if database is None and place is None:
+        return
+    try:
+        ResponseStore(database or place, settings.response_ttl_s, settings.max_response_bytes).check()
+    except StoreUnavailable as error:  # it may start after this gateway
+        structlog.get_logger().error("what is stored answers 503 until the database is reached", error=str(error))
+    if database is not None:
+        database.close()
 
 
 def server_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:

@@ -61,7 +61,7 @@ from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
 from gateway.settings import GatewaySettings
-from gateway.store.database import Database
+from gateway.store.postgres import PostgresDatabase
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
 from services.common.rpc.tls import Credentials
@@ -143,27 +143,30 @@ def create_app(
     pipeline: PipelineConfig,
     credentials: Credentials | None = None,
     worker: Worker | None = None,
-    database: Database | None = None,
 ) -> FastAPI:
-    """The gateway of `pipeline`, with `credentials` for the stages and the `database` of all gateways.
+    """The gateway of `pipeline`, with `credentials` for the stages.
 
     Raises:
         YamlError: of the file of API keys.
+        StoreError: of the database's URL.
     """
     spans = Spans()
     shared = SharedState() if worker is None else SharedState(worker.shared_file, worker.number)
     counts = shared if worker is None else SharedState(worker.counts_file, worker.number)
     keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, counts)
+    database = None if settings.database_url is None else PostgresDatabase(settings.database_url.get_secret_value())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             if keys is not None:
                 stack.callback(asyncio.create_task(keys.watch()).cancel)
-                if database is not None and (worker is None or worker.is_first):
+            if database is not None:
+                stack.push_async_callback(database.shutdown)
+                if keys is not None and (worker is None or worker.is_first):
                     await stack.enter_async_context(Usage(database, counts, keys))
             app.state.gateway = await stack.enter_async_context(
-                Gateway(settings, pipeline, Channels(credentials), spans, shared=shared)
+                Gateway(settings, pipeline, Channels(credentials), spans, shared=shared, database=database)
             )
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
 from gateway.pipelines import pipeline_file
@@ -198,6 +198,11 @@ class GatewaySettings(TlsSettings):
         "files of a request together",
     )
 
+    database_url: SecretStr | None = Field(
+        default=None,
+        description="postgresql://USER:PASSWORD@HOST/NAME of the PostgreSQL database that several gateways share; "
+        "libpq's variables, e.g. PGPASSWORD, say what it does not; default: SQLite files in the directories below",
+    )
     jobs_dir: Path | None = Field(
         default_factory=partial(_state_dir, "jobs"),
         description="directory of video jobs and their files, for this gateway alone; default: quartet/jobs in "
@@ -223,7 +228,7 @@ class GatewaySettings(TlsSettings):
     responses_dir: Path | None = Field(
         default=None,
         description="directory of responses and conversations that /v1/responses keeps; gateways of one machine may "
-        "share it; default: memory, which ends with the gateway",
+        "share it; default, without a database: memory, which ends with the gateway",
     )
     response_ttl_s: float = Field(
         default=86_400.0, gt=0, description="how long a response or conversation is kept that nobody answers to"

@@ -50,9 +50,10 @@ class Usage:
     async def __aenter__(self) -> Self:
         try:
             await self._store.__aenter__()
-        except StoreUnavailable:
-            pass  # the first report says so
-        await self.report()
+        except StoreUnavailable as error:
+            self._failed(error)
+        else:
+            await self.report()
         self._reporting = asyncio.create_task(self._report_on())
         return self
 
@@ -71,15 +72,21 @@ class Usage:
         try:
             await self._exchange()
         except (StoreError, SQLAlchemyError, ApiError) as error:
-            self._written = None
-            if self._failing_since is None:
-                self._failing_since = self._shared.now()
-                log.error("limits of API keys are counted without the other gateways", error=str(error))
+            self._failed(error)
         else:
-            if self._failing_since is not None:
-                failed_s = self._shared.now() - self._failing_since
-                log.info("limits of API keys are counted with the other gateways again", failed_s=round(failed_s, 1))
-                self._failing_since = None
+            self._succeeded()
+
+    def _failed(self, error: Exception) -> None:
+        self._written = None
+        if self._failing_since is None:
+            self._failing_since = self._shared.now()
+            log.error("limits of API keys are counted without the other gateways", error=str(error))
+
+    def _succeeded(self) -> None:
+        if self._failing_since is not None:
+            failed_s = round(self._shared.now() - self._failing_since, 1)
+            log.info("limits of API keys are counted with the other gateways again", failed_s=failed_s)
+            self._failing_since = None
 
     async def _exchange(self) -> None:
         own = self._own.read(self._keys.entries)

@@ -1,8 +1,11 @@
 """What the endpoints share."""
 
 import asyncio
+import secrets
+import socket
 from contextlib import AsyncExitStack
 from functools import cached_property
+from pathlib import Path
 
 from gateway.access.sessions import HeldBySessions
 from gateway.access.shared import SharedState
@@ -18,7 +21,8 @@ from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
 from gateway.profiling.fan_out import Profiler
 from gateway.settings import GatewaySettings
-from gateway.store import store_errors
+from gateway.store.database import Database
+from gateway.store.errors import store_errors
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
 from services.common.telemetry.spans import Spans
@@ -31,6 +35,10 @@ class Gateway:
         spans: of its requests.
         fetcher: gets the media of requests.
         shared: state of all the gateway's processes; None: this is the only one.
+        database: keeps what many gateways share; None: each kind of thing has a SQLite file in its directory.
+
+    Attributes:
+        name: of this process among all that share the database.
 
     Raises:
         ModelFileError: on entering: a speech or turn model of the settings cannot be used.
@@ -44,8 +52,10 @@ class Gateway:
         spans: Spans | None = None,
         fetcher: Fetcher | None = None,
         shared: SharedState | None = None,
+        database: Database | None = None,
     ) -> None:
-        self.settings = settings
+        self.settings, self.database = settings, database
+        self.name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
         self.pipeline = Pipeline(config, timeout_s=settings.health_timeout_s, channels=channels)
         self.catalog = Catalog(self.pipeline, settings.model_name, settings.model_alias)
         self.fetcher = fetcher or Fetcher(settings)
@@ -76,6 +86,10 @@ class Gateway:
     async def __aexit__(self, *_) -> None:
         await self._opened.aclose()
 
+    def place(self, directory: Path | None) -> Database | Path | None:
+        """Where a store is: in the database if there is one, else in its `directory`."""
+        return self.database or directory
+
     @cached_property
     def detectors(self) -> Detectors:
         """Of speech; made at the first use."""
@@ -87,6 +101,7 @@ class Gateway:
     def voices(self) -> VoiceStore:
         """The uploaded voices; opened at the first use. Raises ApiError: there is no place for them."""
         with store_errors(VoiceStore.fault):
-            voices = VoiceStore(self.settings.voices_dir, self.settings.max_voices, self.settings.max_voices_per_key)
+            place = self.place(self.settings.voices_dir)
+            voices = VoiceStore(place, self.settings.max_voices, self.settings.max_voices_per_key)
         self._opened.push_async_callback(voices.close)
         return voices

@@ -98,9 +98,8 @@ async def get_response(http: Request, response_id: str) -> Response:
         if query.starting_after is not None:
             raise invalid("starting_after", "only with stream=true")
         return await in_thread(await responses.get(response_id, owner, hold=http.state.hold))
-    running = await responses.background(response_id, owner)
     after = -1 if query.starting_after is None else query.starting_after
-    return _stream(responses.gateway, running.events(after))
+    return _stream(responses.gateway, await responses.events(response_id, owner, after))
 
 
 @router.delete("/v1/responses/{response_id}")

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +12,9 @@ import structlog
 from gateway.access.api_key import ApiKey
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.registry import available
+from gateway.dialects.responses.background import Background, BackgroundRuns, followed
 from gateway.dialects.responses.items import new_id, read_items
+from gateway.dialects.responses.leases import LEASE_S, LOST, Leases
 from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.run import ResponseRun
@@ -21,63 +23,15 @@ from gateway.dialects.responses.spec import ResponseSpec
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.dialects.responses.tools import read_tools
 from gateway.errors import ApiError, invalid
-from gateway.tasks import cancel
 
-_ALIVE_S = 20.0  # a gateway marks its responses in the background as used so often
-_LOST_S = 4 * _ALIVE_S
-_MAX_REPLAYS = 16  # responses that have ended whose events are still told
+_STORE_AGAIN_S = 1.0
+_STORE_FOR_S = 60.0  # how long the end of a response waits for the database: longer than that takes to start anew
+_CANCEL_S = 2 * LEASE_S  # how long another gateway may take to cancel
+_LOOK_S = 0.25
 _UNFINISHED = ("queued", "in_progress")
 _PREFIXES = {"conversation": "conv_", "response": "resp_"}  # of ids
 
 log = structlog.get_logger()
-
-
-class Background:
-    """A response that goes on without its client.
-
-    Args:
-        run: makes it.
-        place: what it takes of the gateway's and the key's limits; given back at its end.
-    """
-
-    def __init__(self, run: ResponseRun, place: ExitStack) -> None:
-        self.run = run
-        self._events: list[ResponseEvent] = []
-        self._changed = asyncio.Event()
-        self.task = asyncio.create_task(self._run(place))
-        if (key := run.spec.key) is not None:
-            key.tasks.add(self.task)
-            self.task.add_done_callback(key.tasks.discard)
-
-    async def _run(self, place: ExitStack) -> None:
-        spec = self.run.spec
-        try:
-            with place:
-                async with aclosing(self.run.events()) as events:
-                    async for event in events:
-                        self._events.append(event)
-                        changed, self._changed = self._changed, asyncio.Event()
-                        changed.set()
-        except asyncio.CancelledError:
-            await self.run.give_up("cancelled")
-            raise
-        finally:
-            self._changed.set()
-            duration_ms = round((time.monotonic() - spec.arrived) * 1000, 1)
-            log.info("response", status=self.run.status, duration_ms=duration_ms, **spec.log)
-
-    async def events(self, after: int) -> AsyncGenerator[ResponseEvent, None]:
-        """Its events after the number `after`, past ones first."""
-        at = after + 1
-        while True:
-            changed = self._changed
-            while at < len(self._events):
-                yield self._events[at]
-                at += 1
-            if self.task.done():
-                return
-            if at == len(self._events):
-                await asyncio.wait([asyncio.ensure_future(changed.wait()), self.task], return_when="FIRST_COMPLETED")
 
 
 class Responses:
@@ -85,20 +39,17 @@ class Responses:
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway, settings = gateway, gateway.settings
-        self.store = ResponseStore(settings.responses_dir, settings.response_ttl_s, settings.max_response_bytes)
-        self._background: dict[str, Background] = {}
+        place = gateway.place(settings.responses_dir)
+        self.store = ResponseStore(place, settings.response_ttl_s, settings.max_response_bytes)
+        self.background = BackgroundRuns(Leases(self.store, gateway.name), place is not None, settings.drain_timeout_s)
 
     async def __aenter__(self) -> "Responses":
-        self._telling_alive = asyncio.create_task(self._tell_alive())
+        await self.background.__aenter__()
         return self
 
     async def __aexit__(self, *_) -> None:
         """Waits for those that run, `drain_timeout_s` at most; the others are stored as cancelled."""
-        tasks = [running.task for running in self._background.values() if not running.task.done()]
-        if tasks:
-            log.info("draining responses", running=len(tasks))
-            await asyncio.wait(tasks, timeout=self.gateway.settings.drain_timeout_s)
-        await cancel(*tasks, self._telling_alive)
+        await self.background.__aexit__()
         await self.store.close()
 
     async def ask(
@@ -200,29 +151,41 @@ class Responses:
 
     async def begin(self, run: ResponseRun, place: ExitStack) -> Background:
         """Runs it in the background. `place`: as of `Background`. Raises ApiError: it cannot be stored."""
+        spec = run.spec
         with ExitStack() as held:
             held.push(place)
-            await self._keep(run)
+            await self.background.leases.begin(_thread(run), spec.owner, spec.items)
             held.pop_all()
-        ended = [name for name, running in self._background.items() if running.task.done()]
-        for name in ended[: max(0, len(ended) - _MAX_REPLAYS)]:
-            del self._background[name]
-        running = self._background[run.spec.id] = Background(run, place)
+        running = Background(run, place)
+        self.background.add(running)
         return running
 
     async def _keep(self, run: ResponseRun) -> None:
         """Stores a response if it is to be, and adds its items to its conversation if it is done. Raises ApiError."""
         spec = run.spec
-        if not spec.request.is_stored and spec.request.conversation is None:
-            return
-        body, output = run.public() | {"output": []}, list(map(without_sound, run.output))
-        thread = Thread(spec.id, spec.created_at, spec.request.previous_response_id, body)
-        is_done = run.status in ("completed", "incomplete")
+        output, is_done = list(map(without_sound, run.output)), run.status in ("completed", "incomplete")
         conversation = spec.request.conversation.id if spec.request.conversation and is_done else None
-        if spec.request.is_stored:
-            await self.store.put(thread, spec.owner, spec.items, output, conversation)
+        if spec.request.background:
+            await self._finish(run, output, conversation)
+        elif spec.request.is_stored:
+            await self.store.put(_thread(run), spec.owner, spec.items, output, conversation)
         elif conversation is not None:
             await self.store.add(conversation, [*spec.items, *output])
+
+    async def _finish(self, run: ResponseRun, output: Sequence[Item], conversation: str | None) -> None:
+        """Raises ApiError: 503, this gateway has lost it, or cannot reach the database."""
+        end_s = time.monotonic() + _STORE_FOR_S
+        while True:
+            try:
+                is_mine = await self.background.leases.finish(_thread(run), run.spec.items, output, conversation)
+                break
+            except ApiError as error:
+                if error.status != 503 or time.monotonic() > end_s:
+                    raise
+            await asyncio.sleep(_STORE_AGAIN_S)
+        if not is_mine:
+            message = "this response was ended while this server stood still; send the request again"
+            raise ApiError(503, message, None, "response_lost")
 
     async def get(
         self,
@@ -234,16 +197,15 @@ class Responses:
         """The object of a response; `hold` counts its bytes. Raises ApiError: 404, naming `param`: there is none."""
         thread = await self.thread("response", response_id, owner, param)
         hold(thread.size)
-        if (running := self._background.get(response_id)) is not None and not running.task.done():
+        if (running := self.background.get(response_id)) is not None and not running.task.done():
             return running.run.public()
         body = thread.body | {"output": await self.store.items(response_id, output=True)}
-        if body["status"] in _UNFINISHED and thread.used_at < time.time() - _LOST_S:
-            lost = {"code": "server_error", "message": "the server stopped before the response was finished"}
-            return body | {"status": "failed", "error": lost}
+        if body["status"] in _UNFINISHED and thread.holder is None:  # of a gateway of before 0.3.0
+            return body | {"status": "failed", "error": LOST}
         return body
 
-    async def background(self, response_id: str, owner: str | None) -> Background:
-        """A response that runs in the background, or did until lately.
+    async def events(self, response_id: str, owner: str | None, after: int) -> AsyncGenerator[ResponseEvent, None]:
+        """The events after the number `after` of a response that runs in the background, or did until lately.
 
         Raises:
             ApiError: 404, there is none; 400, it was not in the background, or its events are not kept any more.
@@ -252,10 +214,14 @@ class Responses:
         if not thread.body["background"]:
             message = f"{response_id}: its events are kept only with background: true"
             raise ApiError(400, message, None, "invalid_value")
-        if (running := self._background.get(response_id)) is None:
+        if (running := self.background.get(response_id)) is not None:
+            return running.events(after)
+        leases = self.background.leases
+        told, is_more = await leases.told_after(response_id, -1)
+        if not told and not is_more:
             message = f"{response_id}: its events are not kept any more; get it without stream"
             raise ApiError(400, message, "stream", "invalid_value")
-        return running
+        return followed(leases, response_id, after)
 
     async def cancel(
         self, response_id: str, owner: str | None, hold: Callable[[int], None] = lambda more: None
@@ -268,26 +234,34 @@ class Responses:
         thread = await self.thread("response", response_id, owner, None)
         if not thread.body["background"]:
             raise ApiError(400, f"{response_id}: only those with background: true are cancelled", None, "invalid_value")
-        if (running := self._background.get(response_id)) is not None and not running.task.done():
-            if not running.task.cancelling():
-                running.task.cancel()
+        if (running := self.background.get(response_id)) is not None and not running.task.done():
+            running.cancel()
             await asyncio.wait([running.task])
+        elif thread.holder is not None:
+            await self._cancel_elsewhere(response_id)
         return await self.get(response_id, owner, hold=hold)
+
+    async def _cancel_elsewhere(self, response_id: str) -> None:
+        """Waits until the gateway that makes it has ended it, or is found to be gone."""
+        await self.background.leases.ask_to_cancel(response_id)
+        for _ in range(round(_CANCEL_S / _LOOK_S)):
+            thread = await self.store.get(response_id, None)
+            if thread is None or thread.holder is None:
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def delete(self, response_id: str, owner: str | None) -> None:
         """Ends and removes a response. Raises ApiError: 404, there is none."""
         thread = await self.thread("response", response_id, owner, None)
         if thread.body["background"]:
             await self.cancel(response_id, owner)
-            self._background.pop(response_id, None)
+            self.background.forget(response_id)
         await self.store.remove(response_id)
 
-    async def _tell_alive(self) -> None:
-        while True:
-            await asyncio.sleep(_ALIVE_S)
-            for name in [name for name, running in self._background.items() if not running.task.done()]:
-                with suppress(ApiError):  # the store has logged it
-                    await self.store.touch(name)
+
+def _thread(run: ResponseRun) -> Thread:
+    spec = run.spec
+    return Thread(spec.id, spec.created_at, spec.request.previous_response_id, run.public() | {"output": []})
 
 
 def without_sound(item: Item) -> Item:

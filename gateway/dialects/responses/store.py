@@ -70,7 +70,7 @@ class ResponseStore(ClientStore):
         conversation: str | None = None,
     ) -> None:
         """Stores or replaces a thread; a conversation's items are input. `conversation` gets all items, too."""
-        rows = _rows(items, output)
+        rows = rows_of(items, output)
         await self.write(lambda connection: self.insert(connection, thread, owner, rows, conversation))
 
     def insert(
@@ -78,10 +78,11 @@ class ResponseStore(ClientStore):
         connection: Connection,
         thread: Thread,
         owner: str | None,
-        rows: Sequence["_Row"],
+        rows: Sequence["ItemRow"],
         conversation: str | None = None,
     ) -> None:
-        body, now = _text(thread.body), time.time()
+        """`put`, in a transaction."""
+        body, now = text_of(thread.body), time.time()
         connection.execute(delete(threads).where(threads.c.id == thread.id))
         size = _size(body)
         values = {"id": thread.id, "owner": owner or "", "created_at": thread.created_at, "used_at": now}
@@ -92,30 +93,30 @@ class ResponseStore(ClientStore):
             self._add(connection, conversation, [(name, 0, text) for name, _, text in rows])
         self._make_room(connection, now)
 
+    def complete(self, connection: Connection, thread_id: str, body: dict[str, Any], rows: Sequence["ItemRow"]) -> None:
+        """Replaces a thread's body and adds items to it, in a transaction."""
+        where, text = threads.c.id == thread_id, text_of(body)
+        before = connection.execute(select(threads.c.body).where(where).with_for_update()).scalar()
+        if before is not None:
+            changes = {"bytes": threads.c.bytes + _size(text) - _size(before), "body": text}
+            connection.execute(update(threads).where(where).values(changes))
+            self.append(connection, thread_id, rows)
+
+    def append(self, connection: Connection, thread_id: str, rows: Sequence["ItemRow"]) -> None:
+        """`add`, in a transaction."""
+        self._add(connection, thread_id, rows)
+        self._make_room(connection, time.time())
+
     async def rewrite(self, thread_id: str, body: dict[str, Any]) -> None:
         """Replaces a conversation's body."""
-        text, where = _text(body), threads.c.id == thread_id
-
-        def rewrite(connection: Connection) -> None:
-            before = connection.execute(select(threads.c.body).where(where).with_for_update()).scalar()
-            if before is not None:
-                more = _size(text) - _size(before)
-                changes = {"bytes": threads.c.bytes + more, "body": text, "used_at": time.time()}
-                connection.execute(update(threads).where(where).values(changes))
-
-        await self.write(rewrite)
+        await self.write(lambda connection: self.complete(connection, thread_id, body, []))
 
     async def add(self, conversation: str, items: Sequence[Item]) -> None:
         """Adds items to a conversation."""
-        rows = _rows(items)
+        rows = rows_of(items)
+        await self.write(lambda connection: self.append(connection, conversation, rows))
 
-        def add(connection: Connection) -> None:
-            self._add(connection, conversation, rows)
-            self._make_room(connection, time.time())
-
-        await self.write(add)
-
-    def _add(self, connection: Connection, thread: str, rows: Sequence["_Row"]) -> None:
+    def _add(self, connection: Connection, thread: str, rows: Sequence["ItemRow"]) -> None:
         size = sum(_size(text) for _, _, text in rows)
         changes = {"bytes": threads.c.bytes + size, "used_at": time.time()}
         found = connection.execute(update(threads).where(threads.c.id == thread).values(changes))
@@ -137,9 +138,9 @@ class ResponseStore(ClientStore):
         excess = sum(owners.values()) - self._max_bytes
         while excess > 0:
             most = max(owners, key=lambda owner: owners[owner])
-            of_most = select(threads.c.id, threads.c.bytes).where(threads.c.owner == most)
+            of_most = select(threads.c.id, threads.c.bytes).where(threads.c.owner == most, threads.c.holder.is_(None))
             oldest = connection.execute(of_most.order_by(threads.c.used_at).limit(1)).first()
-            if oldest is None:  # another gateway made room meanwhile
+            if oldest is None:  # the others are in the making, or another gateway made room meanwhile
                 return
             connection.execute(delete(threads).where(threads.c.id == oldest.id))
             owners[most] -= oldest.bytes
@@ -195,7 +196,7 @@ class ResponseStore(ClientStore):
         found = select(items.c.body).where(items.c.thread == thread_id, items.c.id == item_id).limit(1)
         return next(iter(await self._read(found)), None)
 
-    async def _read(self, found: Select[tuple[str]]) -> list[Item]:
+    async def _read(self, found: Select[Any]) -> list[Item]:
         """The items of the rows; megabytes of JSON are read in the database's thread."""
         return await self.read(lambda connection: _loaded(connection.execute(found).scalars()))
 
@@ -244,12 +245,12 @@ class ResponseStore(ClientStore):
         return (threads.c.used_at > time.time() - self._ttl_s) & of_owner
 
 
-_Row = tuple[str, int, str]
+ItemRow = tuple[str, int, str]
 """(id, whether it is output, JSON) of an item."""
 
 
-def _rows(given: Iterable[Item], output: Iterable[Item] = ()) -> list[_Row]:
-    return [(item["id"], 0, _text(item)) for item in given] + [(item["id"], 1, _text(item)) for item in output]
+def rows_of(given: Iterable[Item], output: Iterable[Item] = ()) -> list[ItemRow]:
+    return [(item["id"], 0, text_of(item)) for item in given] + [(item["id"], 1, text_of(item)) for item in output]
 
 
 def _loaded(bodies: Iterable[str]) -> list[Item]:
@@ -260,7 +261,7 @@ def _thread_of(row: Row[Any]) -> Thread:
     return Thread(row.id, row.created_at, row.previous, json.loads(row.body), row.used_at, row.bytes, row.holder)
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

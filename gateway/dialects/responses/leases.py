@@ -1,0 +1,150 @@
+"""Leases of responses in the background: which gateway makes one, and that it ends exactly once.
+
+A lease is renewed as long as its gateway lives. When it is over, any other gateway ends the response as failed. A
+gateway that stood still meanwhile finds its lease gone, and changes nothing.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from gateway.dialects.responses.output import ResponseEvent
+from gateway.dialects.responses.parts import Item
+from gateway.dialects.responses.store import ResponseStore, Thread, rows_of, text_of
+from gateway.dialects.responses.tables import events, threads
+from gateway.store import clock
+
+LEASE_S = 15.0
+RENEWAL_S = 4.0
+REPLAY_S = 600.0  # how long events are kept after the end
+_EVENTS_AT_ONCE = 500
+LOST = {"code": "server_error", "message": "the server stopped before the response was finished"}
+
+
+class Leases:
+    """The responses that the gateway `name` makes; methods raise what those of `store` raise."""
+
+    def __init__(self, store: ResponseStore, name: str) -> None:
+        self._store, self.name = store, name
+        self._renewed_s = -float("inf")
+
+    async def begin(self, thread: Thread, owner: str | None, given: Sequence[Item]) -> None:
+        """Stores a response that this gateway makes."""
+        rows = rows_of(given)
+
+        def begin(connection: Connection) -> None:
+            self._store.insert(connection, thread, owner, rows)
+            lease = {"holder": self.name, "held_until": clock.now(connection) + LEASE_S}
+            connection.execute(update(threads).where(threads.c.id == thread.id).values(lease))
+
+        await self._store.write(begin)
+
+    async def finish(
+        self, thread: Thread, given: Sequence[Item], output: Sequence[Item], conversation: str | None
+    ) -> bool:
+        """Stores its end. False: another gateway has ended it, or it was removed; then nothing changes."""
+        added, of_conversation = rows_of([], output), rows_of([*given, *output])
+
+        def finish(connection: Connection) -> bool:
+            mine = (threads.c.id == thread.id) & (threads.c.holder == self.name)
+            if not connection.execute(update(threads).where(mine).values(holder=None)).rowcount:
+                return False
+            self._store.complete(connection, thread.id, thread.body, added)
+            if conversation is not None:
+                self._store.append(connection, conversation, of_conversation)
+            return True
+
+        return await self._store.write(finish)
+
+    async def renew(self) -> dict[str, bool]:
+        """Renews all leases, if it is time. Returns those that this gateway still has: whether each is to be cancelled,
+        by id."""
+        mine, is_time = threads.c.holder == self.name, time.monotonic() - self._renewed_s >= RENEWAL_S
+        found = select(threads.c.id, threads.c.cancels).where(mine)
+
+        def renew(connection: Connection) -> dict[str, bool]:
+            changes = {"held_until": clock.now(connection) + LEASE_S, "used_at": time.time()}
+            connection.execute(update(threads).where(mine).values(changes))
+            return dict(connection.execute(found).tuples().all())
+
+        if not is_time:
+            return await self._store.read(lambda connection: dict(connection.execute(found).tuples().all()))
+        held = await self._store.write(renew)
+        self._renewed_s = time.monotonic()
+        return held
+
+    async def ask_to_cancel(self, response_id: str) -> None:
+        """Its gateway, whichever it is, sees it within a second."""
+        asked = update(threads).where(threads.c.id == response_id, threads.c.holder.is_not(None)).values(cancels=True)
+        await self._store.write(lambda connection: connection.execute(asked))
+
+    async def end_lost(self) -> int:
+        """Ends as failed what no gateway makes any more, and removes events that are not kept any longer. Returns how
+        many it ended."""
+
+        def end(connection: Connection) -> int:
+            over = clock.now(connection)
+            lost = select(threads.c.id, threads.c.body).where(
+                threads.c.holder.is_not(None), threads.c.held_until < over
+            )
+            found = connection.execute(lost.with_for_update(skip_locked=True)).all()
+            for row in found:
+                body = json.loads(row.body) | {"status": "failed", "error": LOST}
+                connection.execute(update(threads).where(threads.c.id == row.id).values(holder=None))
+                self._store.complete(connection, row.id, body, [])
+                last = select(func.max(events.c.number)).where(events.c.thread == row.id)
+                number = connection.execute(last).scalar()
+                number = 0 if number is None else number + 1
+                failed = {"type": "response.failed", "response": body | {"output": []}, "sequence_number": number}
+                values = {"thread": row.id, "number": number, "body": text_of(failed)}
+                connection.execute(insert(events).values(values))
+            old = threads.c.held_until < over - REPLAY_S
+            connection.execute(delete(events).where(events.c.thread.in_(select(threads.c.id).where(old))))
+            connection.execute(update(threads).where(old).values(held_until=None))
+            return len(found)
+
+        return await self._store.write(end)
+
+    async def tell(self, response_id: str, body: dict[str, Any], added: Sequence[ResponseEvent]) -> None:
+        """Keeps events of a response that this gateway makes, and its object as it is, for other gateways."""
+        rows = _rows(response_id, added)
+
+        def tell(connection: Connection) -> None:
+            mine = (threads.c.id == response_id) & (threads.c.holder == self.name)
+            if connection.execute(select(threads.c.id).where(mine).with_for_update()).first() is not None:
+                self._store.complete(connection, response_id, body, [])
+                connection.execute(insert(events), rows)
+
+        await self._store.write(tell)
+
+    async def tell_end(self, response_id: str, added: Sequence[ResponseEvent]) -> None:
+        """Keeps the last events of a response that this gateway has finished: no more follow."""
+        rows, mine = _rows(response_id, added), threads.c.id == response_id
+
+        def tell(connection: Connection) -> None:
+            over = {"held_until": clock.now(connection)}
+            if connection.execute(update(threads).where(mine).values(over)).rowcount and rows:
+                connection.execute(insert(events), rows)
+
+        await self._store.write(tell)
+
+    async def told_after(self, response_id: str, number: int) -> tuple[list[ResponseEvent], bool]:
+        """(events after `number`, whether more may come)."""
+        thread = select(threads.c.held_until).where(threads.c.id == response_id)
+        after = select(events.c.body).where(events.c.thread == response_id, events.c.number > number)
+        some = after.order_by(events.c.number).limit(_EVENTS_AT_ONCE)
+
+        def read(connection: Connection) -> tuple[list[ResponseEvent], bool]:
+            held_until = connection.execute(thread).scalar()  # before the events: what is told after it is read later
+            is_held = held_until is not None and held_until > clock.now(connection)
+            bodies = connection.execute(some).scalars().all()
+            return [json.loads(body) for body in bodies], is_held or len(bodies) == _EVENTS_AT_ONCE
+
+        return await self._store.read(read)
+
+
+def _rows(response_id: str, added: Sequence[ResponseEvent]) -> list[dict[str, Any]]:
+    return [{"thread": response_id, "number": each["sequence_number"], "body": text_of(each)} for each in added]
