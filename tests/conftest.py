@@ -32,7 +32,7 @@ os.environ["QUARTET_GATEWAY_VOICES_DIR"] = f"{JOBS_DIR.name}/voices"
 NUMBERS = itertools.count()
 
 
-pytest_plugins = ["tests.support.engines"]
+pytest_plugins = ["tests.support.engines", "tests.support.systems.postgres"]
 
 gc.disable()  # until the modules are collected: what they import stays, and is looked at again and again
 

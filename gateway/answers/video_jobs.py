@@ -2,11 +2,10 @@
 
 import asyncio
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -14,11 +13,14 @@ import numpy as np
 import structlog
 
 from gateway import metrics
-from gateway.answers.video_store import VideoJob, VideoStore
+from gateway.answers.video_leases import VideoLeases
+from gateway.answers.video_pieces import frames_of, samples_of
+from gateway.answers.video_store import LeaseLost, VideoJob, VideoStore
+from gateway.answers.video_task import VideoTask
 from gateway.errors import ApiError, from_error
-from gateway.media.encode import LAYOUTS, MAX_SIDE_PIXELS
+from gateway.media.encode import MAX_SIDE_PIXELS
 from gateway.media.video_file import VideoFile
-from gateway.pipeline.dit import Misfit, Pieces, generate, media_of, to_numpy
+from gateway.pipeline.dit import Misfit, Pieces, generate, media_of
 from gateway.pipeline.stage import Stage
 from gateway.settings import GatewaySettings
 from quartet.v1 import dit_pb2
@@ -35,48 +37,42 @@ _BEFORE_FILE = 99  # percent: the steps are done, the file is not
 log = structlog.get_logger()
 
 
-class _VideoTask:
-    """An unfinished video."""
-
-    def __init__(self, video: VideoJob, stage: Stage, start: dit_pb2.DitStart) -> None:
-        self.video, self.stage, self.start = video, stage, start
-        self.stored = asyncio.Event()
-        self.task: asyncio.Task[None]
-
-    @property
-    def waits(self) -> bool:
-        return self.video.status == "queued"
-
-
 class VideoJobs:
     """The jobs of an open store. Use as `async with VideoJobs(...)`."""
 
     def __init__(self, store: VideoStore, settings: GatewaySettings) -> None:
         self.store, self._settings = store, settings
-        self._jobs: dict[str, _VideoTask] = {}
+        self._jobs: dict[str, VideoTask] = {}
+        self._leases = VideoLeases(store, self._jobs)
         self._places = asyncio.Semaphore(settings.max_running_videos)  # first come, first served
         self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file", lower_priority)
         self._closing = False
 
     async def __aenter__(self) -> "VideoJobs":
+        self._keeping = asyncio.create_task(self._leases.keep())
         self._sweeping = asyncio.create_task(self._sweep())
         return self
 
     async def __aexit__(self, *_) -> None:
-        """Waits for running jobs. The store's next opening marks the others as interrupted."""
+        """Waits for running jobs, and fails the others as interrupted."""
         self._closing = True
         jobs = list(self._jobs.values())
         for job in jobs:
             if job.waits:
-                _cancel(job.task)
+                job.cancel()
         if jobs:
             log.info("draining videos", running=sum(not job.waits for job in jobs), given_up=sum(j.waits for j in jobs))
             await asyncio.wait([job.task for job in jobs], timeout=self._settings.drain_timeout_s)
         self._sweeping.cancel()
         for job in jobs:
-            _cancel(job.task)
+            job.cancel()
         await asyncio.gather(self._sweeping, *(job.task for job in jobs), return_exceptions=True)
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
         self._encoders.shutdown()
+        if jobs:
+            with suppress(ApiError):  # which is logged; another gateway fails them then, when their leases are over
+                await self.store.give_up()
 
     async def submit(
         self,
@@ -102,28 +98,29 @@ class VideoJobs:
         running, queued = self._settings.max_running_videos, self._settings.max_queued_videos
         if len(self._jobs) >= running + queued:
             raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
-        job = self._jobs[video.id] = _VideoTask(video, stage, start)
+        job = self._jobs[video.id] = VideoTask(video, stage, start)
         job.task = asyncio.create_task(self._run(job))
         self.store.live[video.id] = video
         job.task.add_done_callback(lambda _: (self._jobs.pop(video.id, None), self.store.live.pop(video.id, None)))
         job.task.add_done_callback(lambda _: on_end())
         try:
-            for path, file in zip(self.store.inputs(video.id), media, strict=False):
+            for path, file in zip(self.store.files.inputs(video.id), media, strict=False):
                 # on disk: files of waiting jobs must not take the container's memory
                 await asyncio.to_thread(path.write_bytes, file)
             await self.store.add(video)
         except BaseException:
-            job.task.cancel()
-            await self.store.remove_unfinished(video.id)
+            job.task.cancel()  # if there is a row nevertheless, nobody renews its lease
+            await asyncio.to_thread(self.store.files.remove_unfinished, video.id)
             raise
         job.stored.set()
 
     async def delete(self, video_id: str, owner: str | None = None) -> bool:
-        """Removes a job and its files; cancels an unfinished one. False: not found."""
+        """Removes a job and its files, and cancels an unfinished one; another gateway's ends a second later. False: not
+        found."""
         if await self.store.get(video_id, owner) is None:
             return False
         if job := self._jobs.get(video_id):
-            _cancel(job.task)
+            job.cancel()
             await asyncio.wait([job.task])
         await self.store.remove(video_id)
         return True
@@ -131,60 +128,72 @@ class VideoJobs:
     async def _sweep(self) -> None:
         while True:
             try:
+                await self.store.end_lost()
                 if count := await self.store.remove_expired():
                     log.info("expired videos removed", count=count)
             except Exception:
                 log.exception("expired videos could not be removed")
             await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self.store.ttl_s / 2))
 
-    async def _run(self, job: _VideoTask) -> None:
+    async def _run(self, job: VideoTask) -> None:
         await job.stored.wait()
-        video = job.video
-        async with self._places:
-            began = time.monotonic()
-            failure: ApiError | None = None
-            try:
-                await self._make_when_taken(job)
-            except StageError as error:
-                failure = from_error(job.stage.kind, error)
-                if failure.param == "image":
-                    failure.rename("input_reference")
-            except (OSError, sqlite3.Error) as error:  # most likely a full disk
-                why = getattr(error, "strerror", None) or error  # an OSError's own text has the path
-                failure = ApiError(500, f"the video could not be stored: {why}", None, "storage_failed")
-                log.exception("video failed", request_id=video.id)
-            except Exception:
-                failure = from_error(job.stage.kind, InternalError("unexpected"))
-                log.exception("video failed", request_id=video.id)
-            if failure is not None:
-                video.error_code, video.error_message = failure.code, failure.message
-            await self._end(job, "completed" if failure is None else "failed")
-            metrics.VIDEOS.labels(job.video.status).inc()
-            duration_ms = round((time.monotonic() - began) * 1000, 1)
-            ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms}
-            if failure is not None and "detail" in failure.log:
-                ended["detail"] = failure.log["detail"]
-            log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
+        try:
+            async with self._places:
+                await self._bring_to_end(job)
+        except LeaseLost:
+            job.is_lost = True
+        finally:
+            if job.is_lost:
+                log.warning("a video is not this gateway's any more", request_id=job.video.id)
+                await asyncio.to_thread(self.store.files.remove, job.video.id)
 
-    async def _end(self, job: _VideoTask, status: Literal["completed", "failed"]) -> None:
-        """Stores the end before clients see it, so that it holds after a crash."""
+    async def _bring_to_end(self, job: VideoTask) -> None:
+        video = job.video
+        began = time.monotonic()
+        failure: ApiError | None = None
+        try:
+            await self._make_when_taken(job)
+        except StageError as error:
+            failure = from_error(job.stage.kind, error)
+            if failure.param == "image":
+                failure.rename("input_reference")
+        except OSError as error:  # most likely a full disk
+            why = error.strerror or error  # its own text has the path
+            failure = ApiError(500, f"the video could not be stored: {why}", None, "storage_failed")
+            log.exception("video failed", request_id=video.id)
+        except Exception:
+            failure = from_error(job.stage.kind, InternalError("unexpected"))
+            log.exception("video failed", request_id=video.id)
+        if failure is not None:
+            video.error_code, video.error_message = failure.code, failure.message
+        await self._end(job, "completed" if failure is None else "failed")
+        metrics.VIDEOS.labels(job.video.status).inc()
+        duration_ms = round((time.monotonic() - began) * 1000, 1)
+        ended = {"status": job.video.status, "code": video.error_code, "duration_ms": duration_ms}
+        if failure is not None and "detail" in failure.log:
+            ended["detail"] = failure.log["detail"]
+        log.info("video", request_id=video.id, **ended)  # the id that the stage knows it by
+
+    async def _end(self, job: VideoTask, status: Literal["completed", "failed"]) -> None:
+        """Stores the end before clients see it, so that it holds after a crash. Raises LeaseLost."""
+        job.ends = True
         now = time.time()
         ended = replace(job.video, status=status, expires_at=now + self.store.ttl_s)
         if status == "completed":
             ended.progress, ended.completed_at = 100, int(now)
         while True:
             try:
-                await self.store.remove_unfinished(ended.id)
-                await self.store.save(ended)
+                await asyncio.to_thread(self.store.files.remove_unfinished, ended.id)
+                await self.store.end(ended)
                 break
-            except (OSError, sqlite3.Error):  # a full disk may have room again, once the failed video's part is gone
+            except (OSError, ApiError):  # a full disk may have room again, once the failed video's part is gone
                 log.exception("the end of a video cannot be stored; trying again", request_id=ended.id)
                 await asyncio.sleep(_STORE_AGAIN_S)
-        job.video = self.store.live[ended.id] = ended
+        job.video = ended
 
-    async def _make_when_taken(self, job: _VideoTask) -> None:
+    async def _make_when_taken(self, job: VideoTask) -> None:
         """Asks again while the stage is full or down, and keeps its place: later jobs need the same stage."""
-        paths = self.store.inputs(job.video.id)[: len(media_of(job.start))]
+        paths = self.store.files.inputs(job.video.id)[: len(media_of(job.start))]
         media = [await asyncio.to_thread(path.read_bytes) for path in paths]
         while True:
             try:
@@ -199,7 +208,7 @@ class VideoJobs:
                     raise
                 await asyncio.sleep(error.retry_after_s if isinstance(error, QueueFull) else _STAGE_AGAIN_S)
 
-    async def _make(self, job: _VideoTask, media: list[bytes]) -> None:
+    async def _make(self, job: VideoTask, media: list[bytes]) -> None:
         video, file, timeout_s = job.video, None, self._settings.video_timeout_s
         try:
             total, sound = 0, Pieces()
@@ -208,14 +217,13 @@ class VideoJobs:
                     match response.WhichOneof("message"):
                         case "started":
                             video.status, video.seed = "in_progress", str(response.started.seed)
-                            await self.store.save(video)
                         case "progress":
                             progress = response.progress
                             video.progress = _BEFORE_FILE * progress.step // max(1, progress.num_inference_steps)
                         case "piece" if response.piece.sample_rate_hz:
                             sound.add(response.piece)
                         case "piece":
-                            frames, total = _frames(response.piece), response.piece.total
+                            frames, total = frames_of(response.piece), response.piece.total
                             if file is None:
                                 file = await self._open(video, response.piece.frames_per_second, frames, sound)
                             await self._in_thread(file.add, frames)
@@ -233,14 +241,14 @@ class VideoJobs:
         if max(video.width, video.height) > MAX_SIDE_PIXELS["H.264"]:
             raise InvalidInput("width", f"frames of {video.width}x{video.height} are too large for H.264")
         video.frames_per_second = frames_per_second
-        picture = self.store.part(video.id), frames_per_second, video.width, video.height
-        return await self._in_thread(lambda: VideoFile(*picture, _samples(sound), sound.sample_rate_hz))
+        picture = self.store.files.part(video.id), frames_per_second, video.width, video.height
+        return await self._in_thread(lambda: VideoFile(*picture, samples_of(sound), sound.sample_rate_hz))
 
     def _finish(self, video: VideoJob, file: VideoFile) -> None:
         file.close()
         with file.path.open("rb") as written:
             os.fsync(written.fileno())
-        file.path.replace(self.store.file(video.id))
+        file.path.replace(self.store.files.file(video.id))
         video.frames = file.frames
 
     async def _in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
@@ -251,28 +259,3 @@ class VideoJobs:
         except asyncio.CancelledError:
             await asyncio.wait([work])
             raise
-
-
-def _frames(piece: dit_pb2.DitPiece) -> np.ndarray:
-    """(n, height, width, 3) uint8, not copied. Raises InternalError: the piece has none."""
-    frames = to_numpy(piece.data)
-    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or piece.frames_per_second <= 0:
-        raise InternalError(f"the stage sent {frames.shape} {frames.dtype}, not frames of 8 bit")
-    return frames
-
-
-def _samples(sound: Pieces) -> np.ndarray | None:
-    """(samples, channels) float32; None: the video is silent. Blocking. Raises InternalError: the stage sent something
-    else."""
-    if not sound.sample_rate_hz:
-        return None
-    samples = sound.array()
-    if samples.dtype != np.float32 or samples.ndim != 2 or samples.shape[1] not in LAYOUTS:
-        raise InternalError(f"the stage sent {samples.shape} {samples.dtype}, not samples of 1 or 2 channels")
-    return samples
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancels `task` only once: its cleanup must not be cut short."""
-    if not task.done() and not task.cancelling():
-        task.cancel()

@@ -1,20 +1,30 @@
-"""Video jobs in a directory: a SQLite row each, and files."""
+"""Video jobs: a row each in a database, and files in a directory."""
 
-import fcntl
-import os
+import asyncio
 import time
-from contextlib import ExitStack
+import uuid
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import structlog
+from sqlalchemy import ColumnElement, Connection, Row, Select, Update, delete, insert, or_, select, true, update
 
-from gateway.store import Store, StoreError, required
+from gateway.answers.video_files import VideoFiles
+from gateway.answers.video_tables import tables, videos
+from gateway.errors import ApiError
+from gateway.store.clock import now
+from gateway.store.columns import fits
+from gateway.store.database import Database
+from gateway.store.errors import StoreError, required
+from gateway.store.store import ClientStore
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
-_VISIBLE = "coalesce(expires_at > ?, 1) AND coalesce(owner, '') = coalesce(?, owner, '')"
+LEASE_S = 15.0
+_UNFINISHED = ("queued", "in_progress")
 _INTERRUPTED = "the server stopped before the video was finished; send the request again"
 
 log = structlog.get_logger()
@@ -44,130 +54,193 @@ class VideoJob:
     remixed_from: str | None = None
 
 
-_COLUMNS = [field.name for field in fields(VideoJob)]
-# Directories keep this schema: a new field of VideoJob needs a new version and a migration.
-_SCHEMA = """
-BEGIN;
-CREATE TABLE videos (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, -- order of creation: a second can have several
-    id TEXT NOT NULL UNIQUE, model TEXT NOT NULL, prompt TEXT NOT NULL, status TEXT NOT NULL,
-    progress INTEGER NOT NULL, created_at INTEGER NOT NULL, completed_at INTEGER, expires_at REAL,
-    width INTEGER NOT NULL, height INTEGER NOT NULL, frames INTEGER NOT NULL, frames_per_second REAL NOT NULL,
-    seed TEXT, -- up to 2^64 - 1, more than SQLite's integers
-    error_code TEXT, error_message TEXT, owner TEXT, remixed_from TEXT
-);
-CREATE INDEX videos_by_end ON videos (expires_at);
-PRAGMA user_version = 3;
-COMMIT;
-"""
-# By a directory's version, the statements that lead to the next.
-_MIGRATIONS = {
-    1: "BEGIN; ALTER TABLE videos ADD COLUMN owner TEXT; PRAGMA user_version = 2; COMMIT;",
-    2: "BEGIN; ALTER TABLE videos ADD COLUMN remixed_from TEXT; PRAGMA user_version = 3; COMMIT;",
-}
-_MAX_INPUTS = 2  # an image or a video, and a control video
+_COLUMNS = [videos.c[field.name] for field in fields(VideoJob)]
 
 
-class VideoStore(Store):
-    """The videos of one directory, for one process at a time. Files are complete or absent.
+class LeaseLost(Exception):
+    """The job was deleted, or ended by another gateway, as this one did not renew its lease."""
+
+
+class VideoStore(ClientStore):
+    """The videos of one place, which several gateways may share. An unfinished one belongs to the gateway that took it
+    on, its holder, for as long as that renews its lease. Any gateway that finds it later fails it.
 
     Args:
-        directory: None is a StoreError.
+        place: as of `Store`, but None is a StoreError.
         ttl_s: how long a video is kept after its end.
+        directory: of the files, which all gateways of the place share; None: `place`.
 
     Attributes:
-        live: running jobs by id, with progress that is not worth a write to disk.
+        holder: this gateway's name, which no other process has.
+        live: its unfinished jobs by id, with progress that is not stored yet.
+
+    Raises:
+        ApiError: from every method: 500, the place cannot be used; 503, it cannot be reached.
     """
 
-    name, setting = "videos", "jobs_dir"
-    schema, migrations = _SCHEMA, _MIGRATIONS
-    pragmas = ("journal_mode = WAL",)
+    name, setting, fault = "videos", "jobs_dir", "videos cannot be stored or read"
+    tables = tables
 
-    def __init__(self, directory: Path | None, ttl_s: float) -> None:
-        super().__init__(required(directory, self.setting, self.name))
-        self.ttl_s = ttl_s
+    def __init__(self, place: Database | Path | None, ttl_s: float, directory: Path | None = None) -> None:
+        if directory is None and not isinstance(place, Database):
+            directory = place
+        self.files = VideoFiles(required(directory, self.setting, self.name))
+        super().__init__(place if isinstance(place, Database) else required(place, self.setting, self.name))
+        self.ttl_s, self.holder = ttl_s, uuid.uuid4().hex
         self.live: dict[str, VideoJob] = {}
 
-    def file(self, video_id: str) -> Path:
-        return self.directory / f"{video_id}.mp4"
-
-    def part(self, video_id: str) -> Path:
-        return self.directory / f"{video_id}.part"
-
-    def inputs(self, video_id: str) -> list[Path]:
-        """Places for the files that come with a waiting job."""
-        return [self.directory / f"{video_id}.{number}.input" for number in range(_MAX_INPUTS)]
-
     async def add(self, video: VideoJob) -> None:
-        names, marks = ", ".join(_COLUMNS), ", ".join(f":{name}" for name in _COLUMNS)
-        await self.write(f"INSERT INTO videos ({names}) VALUES ({marks})", asdict(video))
+        """A new job, held by this gateway."""
+        row = _values(video)
 
-    async def save(self, video: VideoJob) -> None:
-        changes = ", ".join(f"{name} = :{name}" for name in _COLUMNS)
-        await self.write(f"UPDATE videos SET {changes} WHERE id = :id", asdict(video))
+        def add(connection: Connection) -> None:
+            held = {"holder": self.holder, "held_until": now(connection) + LEASE_S}
+            connection.execute(insert(videos).values(row | held))
+
+        await self.write(add)
+
+    async def end(self, video: VideoJob) -> None:
+        """Stores a held job's end. Raises LeaseLost: nothing is changed, the job is not held any more."""
+        values = _values(video) | {"holder": None, "held_until": None}
+
+        def end(connection: Connection) -> bool:
+            if connection.execute(self._held(video.id).values(values)).rowcount:
+                return True
+            status = connection.execute(select(videos.c.status).where(videos.c.id == video.id)).scalar()
+            return status == video.status == "completed"  # a try before did it, and its answer was lost
+
+        if not await self.write(end):
+            raise LeaseLost
+
+    async def keep(self, held: Collection[str], changed: Collection[VideoJob], renews: bool) -> set[str]:
+        """Stores how far held jobs are, and renews the leases of all.
+
+        Returns:
+            those of the ids `held` that are still held.
+        """
+        rows = [_values(video) for video in changed]
+
+        def keep(connection: Connection) -> set[str]:
+            these = videos.c.id.in_(held), videos.c.holder == self.holder
+            for row in rows:
+                connection.execute(self._held(row["id"]).values(row))
+            if renews:
+                connection.execute(update(videos).where(*these).values(held_until=now(connection) + LEASE_S))
+            return set(connection.execute(select(videos.c.id).where(*these)).scalars())
+
+        return await (self.write(keep) if rows or renews else self.read(keep))
+
+    def _held(self, video_id: str) -> Update:
+        return update(videos).where(videos.c.id == video_id, videos.c.holder == self.holder)
+
+    async def give_up(self) -> None:
+        """Fails all jobs that are held."""
+        await self._discard(await self.write(lambda connection: self._interrupt(connection, self._is_mine())))
+
+    async def end_lost(self) -> None:
+        """Fails the jobs of which the leases are over."""
+        await self._discard(await self.write(self._interrupt_lost))
+
+    def _interrupt_lost(self, connection: Connection) -> list[str]:
+        is_over = or_(videos.c.held_until.is_(None), videos.c.held_until < now(connection))
+        lost = self._interrupt(connection, is_over, videos.c.id.not_in(list(self.live)))
+        if lost:
+            log.info("videos interrupted", videos=lost)
+        return lost
+
+    def _interrupt(self, connection: Connection, *where: ColumnElement[bool]) -> list[str]:
+        """Ids of those that were not failed before."""
+        ended = {"status": "failed", "error_code": "interrupted", "error_message": _INTERRUPTED}
+        ended |= {"expires_at": time.time() + self.ttl_s, "holder": None, "held_until": None}
+        these = update(videos).where(videos.c.status.in_(_UNFINISHED), *where)
+        return list(connection.execute(these.values(ended).returning(videos.c.id)).scalars())
+
+    def _is_mine(self) -> ColumnElement[bool]:
+        return videos.c.holder == self.holder
 
     async def get(self, video_id: str, owner: str | None = None) -> VideoJob | None:
         """An owner sees only its own."""
-        found = await self._read(f"WHERE id = ? AND {_VISIBLE}", (video_id, time.time(), owner))
+        if not fits(video_id):
+            return None
+        found = await self._read(select(videos).where(videos.c.id == video_id, *_visible(owner)))
         return found[0] if found else None
 
     async def page(
         self, after: str | None, limit: int, newest_first: bool, owner: str | None = None
     ) -> list[VideoJob] | None:
         """At most `limit` videos in order of creation, from the one after `after`; None: that does not exist."""
-        if after is not None and await self.get(after, owner) is None:
-            return None
-        sign, order = ("<", "DESC") if newest_first else (">", "ASC")
-        beyond = f"AND sequence {sign} (SELECT sequence FROM videos WHERE id = ?)" if after is not None else ""
-        where = f"WHERE {_VISIBLE} {beyond} ORDER BY sequence {order} LIMIT ?"
-        return await self._read(where, (time.time(), owner, *([after] if after is not None else ()), limit))
+        sequence, beyond = videos.c.sequence, true()
+        if after is not None:
+            if await self.get(after, owner) is None:
+                return None
+            at = select(sequence).where(videos.c.id == after).scalar_subquery()
+            beyond = sequence < at if newest_first else sequence > at
+        ordered = sequence.desc() if newest_first else sequence.asc()
+        return await self._read(select(videos).where(*_visible(owner), beyond).order_by(ordered).limit(limit))
 
     async def remove(self, video_id: str) -> None:
-        await self.delete("DELETE FROM videos WHERE id = ?", (video_id,))
-        await self.run(_unlink, self.file(video_id), self.part(video_id), *self.inputs(video_id))
-
-    async def remove_unfinished(self, video_id: str) -> None:
-        await self.run(_unlink, self.part(video_id), *self.inputs(video_id))
+        """The row first: then its holder, wherever it is, stores nothing more."""
+        await self.erase(lambda connection: connection.execute(delete(videos).where(videos.c.id == video_id)))
+        await asyncio.to_thread(self.files.remove, video_id)
 
     async def remove_expired(self) -> int:
         """Returns their number."""
-        expired = await self._read("WHERE expires_at <= ?", (time.time(),))
-        for video in expired:
-            await self.remove(video.id)
-        return len(expired)
+        expired = select(videos.c.id).where(videos.c.expires_at <= time.time())
+        ids = await self.read(lambda connection: connection.execute(expired).scalars().all())
+        for video_id in ids:
+            await self.remove(video_id)
+        return len(ids)
 
-    async def _read(self, where: str, values: tuple) -> list[VideoJob]:
-        rows = await self.rows(f"SELECT {', '.join(_COLUMNS)} FROM videos {where}", values)
-        videos = [VideoJob(*row) for row in rows]  # fields and columns have one order
-        return [self.live.get(video.id, video) for video in videos]
+    async def _read(self, found: Select[Any]) -> list[VideoJob]:
+        """A gateway that reads ends what is lost."""
 
-    def take(self, opened: ExitStack) -> None:
-        """Locks the directory; the lock ends with the process."""
-        lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        opened.callback(os.close, lock)
+        def read(connection: Connection) -> tuple[list[VideoJob], bool]:
+            rows = connection.execute(found).all()
+            others = [row for row in rows if row.status in _UNFINISHED and row.id not in self.live]
+            is_lost = bool(others) and min(row.held_until or 0 for row in others) < now(connection)
+            return [self._video_of(row) for row in rows], is_lost
+
+        read_videos, is_lost = await self.read(read)
+        if is_lost:
+            with suppress(ApiError):  # logged; a full disk can be read nevertheless
+                await self.end_lost()
+                read_videos, _ = await self.read(read)
+        return read_videos
+
+    def _video_of(self, row: Row[Any]) -> VideoJob:
+        live = self.live.get(row.id)
+        if live is not None and row.holder == self.holder:
+            return live
+        return VideoJob(**{column.name: getattr(row, column.name) for column in _COLUMNS})
+
+    async def _discard(self, ended: Collection[str]) -> None:
+        for video_id in ended:
+            try:
+                await asyncio.to_thread(self.files.remove, video_id)
+            except OSError:
+                log.exception("files of a video cannot be removed", video=video_id)
+
+    def recover(self, connection: Connection) -> None:
+        """Ends jobs whose gateways are no more, and removes orphaned files."""
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            reason = "another gateway is using it; give each gateway a directory of its own"
-            raise StoreError(f"jobs_dir {self.directory}: {reason}") from None
-
-    def recover(self) -> None:
-        """Ends an earlier process's jobs, and removes orphaned files."""
-        now = time.time()
-        with self.database:
-            lost = self.database.execute(
-                "UPDATE videos SET status = 'failed', error_code = 'interrupted', error_message = ?, expires_at = ? "
-                "WHERE status IN ('queued', 'in_progress')",
-                (_INTERRUPTED, now + self.ttl_s),
-            ).rowcount
-        rows = self.database.execute("SELECT id FROM videos WHERE status = 'completed'")
-        kept = {self.file(video_id).name for (video_id,) in rows}
-        for path in self.directory.glob("video_*"):
-            if path.suffix in (".mp4", ".part", ".input") and path.name not in kept:
-                path.unlink(missing_ok=True)
-        log.info("videos", directory=str(self.directory), kept=len(kept), interrupted=lost)
+            self.files.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for video_id in self._interrupt_lost(connection):
+                self.files.remove(video_id)
+            known = connection.execute(select(videos.c.id)).scalars().all()
+            self.files.remove_orphans(known)
+        except OSError as error:
+            raise StoreError(f"{self.setting} {self.files.directory}: cannot be used: {error}") from None
+        log.info("videos", directory=str(self.files.directory), kept=len(known))
 
 
-def _unlink(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
+def _values(video: VideoJob) -> dict[str, Any]:
+    """What a stage says may have characters that a column cannot have."""
+    values = asdict(video)
+    if video.error_message is not None and not fits(video.error_message):
+        values["error_message"] = video.error_message.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return values
+
+
+def _visible(owner: str | None) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    is_kept = or_(videos.c.expires_at.is_(None), videos.c.expires_at > time.time())
+    return is_kept, true() if owner is None else videos.c.owner == owner

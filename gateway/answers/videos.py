@@ -13,6 +13,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.video_store import VideoJob
 from gateway.errors import in_own_terms, invalid
 from gateway.media.check import MediaFile, load_media
+from gateway.store.columns import fits
 from gateway.validation import Positive, Strict
 from quartet.v1 import dit_pb2, server_info_pb2
 
@@ -151,6 +152,8 @@ async def submit_video(
     stage, jobs = gateway.catalog.stage_for("video", gateway.catalog.meant(request.model, "video")), gateway.videos
     assert jobs is not None, "there are jobs where a stage makes videos"
     info = require_info(stage, TASKS, "videos")
+    if not fits(request.prompt):
+        raise invalid("prompt", "must not have the character U+0000; leave it out")
     inputs.check(info)
     source, changes = inputs.source, inputs.video is not None and not info.continues_video
     start = request.video_start(info, changes or inputs.control_video is not None)

@@ -1,10 +1,16 @@
-"""Uploaded voices in SQLite, a row each with its sample."""
+"""Uploaded voices, a row each with its sample."""
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, or_, select, true
+
+from gateway.answers.voice_tables import tables, voices
 from gateway.errors import ApiError
-from gateway.store import ClientStore, required
+from gateway.store.columns import fits
+from gateway.store.database import Database
+from gateway.store.errors import required
+from gateway.store.store import ClientStore
 
 
 @dataclass(frozen=True)
@@ -29,75 +35,78 @@ class UploadedVoice:
     owner: str | None
 
 
-_COLUMNS = ", ".join(field.name for field in fields(UploadedVoice))
-_VISIBLE = "coalesce(owner, '') = coalesce(?, owner, '')"
-# Directories keep this schema: a new field of UploadedVoice needs a new version and a migration.
-# Two gateways may make it at the same time.
-_SCHEMA = """
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS voices (
-    sequence INTEGER PRIMARY KEY AUTOINCREMENT, -- order of creation: a second can have several
-    id TEXT NOT NULL UNIQUE, name TEXT NOT NULL COLLATE NOCASE, consent TEXT NOT NULL, text TEXT NOT NULL,
-    seconds REAL NOT NULL, created_at INTEGER NOT NULL, owner TEXT,
-    sample BLOB NOT NULL -- a FLAC file: a voice is complete or absent, and no file is left over
-);
-PRAGMA user_version = 1;
-COMMIT;
-"""
+_COLUMNS = [voices.c[field.name] for field in fields(UploadedVoice)]
 
 
 class VoiceStore(ClientStore):
-    """The voices of one directory, which gateways of one machine may share. No `directory` is a StoreError."""
+    """The voices of one place, which several gateways may share.
+
+    Args:
+        place: as of `Store`, but None is a StoreError.
+        most: voices of all owners.
+    """
 
     name, setting, fault = "voices", "voices_dir", "uploaded voices cannot be read or written"
-    schema = _SCHEMA
+    tables = tables
     # Nothing of a deleted voice stays in the file. No write-ahead log: it would keep what was deleted for longer.
     pragmas = ("auto_vacuum = FULL",)
 
-    def __init__(self, directory: Path | None, most: int, most_of_owner: int) -> None:
-        super().__init__(required(directory, self.setting, self.name))
+    def __init__(self, place: Database | Path | None, most: int, most_of_owner: int) -> None:
+        super().__init__(place if isinstance(place, Database) else required(place, self.setting, self.name))
         self._most, self._most_of_owner = most, most_of_owner
 
     async def add(self, voice: UploadedVoice, flac: bytes) -> None:
         """Raises ApiError: 409, the owner has a voice of that name; 400, there is no room."""
+        folded = voice.name.casefold()
+        row = asdict(voice) | {"sample": flac, "folded_name": folded}
 
-        def write() -> None:
-            with self.database:
-                self.database.execute("BEGIN IMMEDIATE")  # nobody adds another one in between
-                if self._count(f"WHERE name = ? AND {_VISIBLE}", voice.name, voice.owner):
-                    message = f"name: there is a voice {voice.name!r}; delete it first, or choose another name"
-                    raise ApiError(409, message, "name", "voice_exists")
-                if voice.owner and self._count("WHERE owner = ?", voice.owner) >= self._most_of_owner:
-                    raise _too_many("this API key has", self._most_of_owner, "max_voices_per_key")
-                if self._count("") >= self._most:
-                    raise _too_many("this server keeps", self._most, "max_voices")
-                marks = ", ".join("?" * (len(fields(UploadedVoice)) + 1))
-                values = (*astuple(voice), flac)
-                self.database.execute(f"INSERT INTO voices ({_COLUMNS}, sample) VALUES ({marks})", values)
+        def add(connection: Connection) -> None:
+            self.database.lock(connection, self.name)  # nobody adds another one in between
+            if _count(connection, voices.c.folded_name == folded, _visible(voice.owner)):
+                message = f"name: there is a voice {voice.name!r}; delete it first, or choose another name"
+                raise ApiError(409, message, "name", "voice_exists")
+            if voice.owner and _count(connection, voices.c.owner == voice.owner) >= self._most_of_owner:
+                raise _too_many("this API key has", self._most_of_owner, "max_voices_per_key")
+            if _count(connection) >= self._most:
+                raise _too_many("this server keeps", self._most, "max_voices")
+            connection.execute(insert(voices).values(row))
 
-        await self.run(write)
+        await self.write(add)
 
     async def all_of(self, owner: str | None) -> list[UploadedVoice]:
         """The owner's voices in order of creation; None sees all."""
-        where = f"WHERE {_VISIBLE} ORDER BY sequence"
-        return [UploadedVoice(*row) for row in await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (owner,))]
+        found = select(*_COLUMNS).where(_visible(owner)).order_by(voices.c.sequence)
+        return await self.read(lambda connection: [_voice_of(row) for row in connection.execute(found)])
 
     async def find(self, named: str, owner: str | None) -> UploadedVoice | None:
         """The owner's voice by its id, else by its name."""
-        where = f"WHERE (id = ? OR name = ?) AND {_VISIBLE} ORDER BY id = ? DESC, sequence LIMIT 1"
-        rows = await self.rows(f"SELECT {_COLUMNS} FROM voices {where}", (named, named, owner, named))
-        return UploadedVoice(*rows[0]) if rows else None
+        if not fits(named):
+            return None
+        by_id = voices.c.id == named
+        found = select(*_COLUMNS).where(or_(by_id, voices.c.folded_name == named.casefold()), _visible(owner))
+        first = found.order_by(case((by_id, 0), else_=1), voices.c.sequence).limit(1)
+        row = await self.read(lambda connection: connection.execute(first).first())
+        return None if row is None else _voice_of(row)
 
     async def sample(self, voice: UploadedVoice) -> bytes | None:
         """The sample's FLAC file; None: removed."""
-        rows = await self.rows("SELECT sample FROM voices WHERE id = ?", (voice.id,))
-        return rows[0][0] if rows else None
+        found = select(voices.c.sample).where(voices.c.id == voice.id)
+        return await self.read(lambda connection: connection.execute(found).scalar())
 
     async def remove(self, voice: UploadedVoice) -> None:
-        await self.delete("DELETE FROM voices WHERE id = ?", (voice.id,))
+        await self.erase(lambda connection: connection.execute(delete(voices).where(voices.c.id == voice.id)))
 
-    def _count(self, where: str, *values: str | None) -> int:
-        return self.database.execute(f"SELECT count(*) FROM voices {where}", values).fetchone()[0]
+
+def _visible(owner: str | None) -> ColumnElement[bool]:
+    return true() if owner is None else voices.c.owner == owner
+
+
+def _count(connection: Connection, *where: ColumnElement[bool]) -> int:
+    return connection.execute(select(func.count()).select_from(voices).where(*where)).scalar_one()
+
+
+def _voice_of(row: Row) -> UploadedVoice:
+    return UploadedVoice(*row)  # fields and columns have one order
 
 
 def _too_many(whose: str, most: int, setting: str) -> ApiError:

@@ -1,12 +1,12 @@
-"""The time by which leases end: that of the database, as gateways' clocks differ."""
+"""The clock of a database, which all its gateways share."""
 
 import time
 
 from sqlalchemy import Connection, text
 
+_POSTGRES = text("SELECT CAST(extract(epoch FROM clock_timestamp()) AS double precision)")
+
 
 def now(connection: Connection) -> float:
-    """Unix seconds."""
-    if connection.dialect.name == "sqlite":  # a file of this machine
-        return time.time()
-    return float(connection.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one())
+    """Unix seconds. SQLite's file is of one machine, and so is its clock."""
+    return time.time() if connection.dialect.name == "sqlite" else connection.execute(_POSTGRES).scalar_one()

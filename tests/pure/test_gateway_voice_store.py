@@ -17,7 +17,7 @@ from gateway.app import create_app
 from gateway.errors import ApiError
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
-from gateway.store import StoreError
+from gateway.store.errors import StoreError
 from quartet.v1 import server_info_pb2
 from tests.support.clients.voices import (
     IMITATOR,
@@ -41,6 +41,7 @@ from tests.support.clients.voices import (
 from tests.support.scripted.code2wav import PCM16
 from tests.support.scripted.stages import scripted_stages
 from tests.support.systems.gateway import HEALTH_TIMEOUT_S, Running, running, serving
+from tests.support.systems.postgres import Place
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -236,8 +237,8 @@ async def test_nothing_of_a_removed_voice_stays_on_the_disk(tmp_path):
     assert (tmp_path / "voices.sqlite").stat().st_size < len(flac)
 
 
-async def test_stores_of_two_processes_count_together(tmp_path):
-    stores = [VoiceStore(tmp_path, 3, 3) for _ in range(2)]
+async def test_stores_of_two_gateways_count_together(place: Place):
+    stores = [VoiceStore(place(), 3, 3) for _ in range(2)]
     adding = [
         store.add(UploadedVoice(f"voice_{store_id}{i}", f"n{store_id}{i}", "c", "", 1, 0, None), b"x")
         for store_id, store in enumerate(stores)
@@ -248,6 +249,37 @@ async def test_stores_of_two_processes_count_together(tmp_path):
     assert [len(await store.all_of(None)) for store in stores] == [3, 3]
     for store in stores:
         await store.close()
+
+
+async def test_names_are_the_same_in_any_case(place: Place):
+    async with VoiceStore(place(), 5, 5) as store:
+        anna = UploadedVoice("voice_1", "Anna", "c", "", 1, 0, "ada")
+        await store.add(anna, b"x")
+        for owner in ("ada", None):
+            assert await store.find("aNNA", owner) == anna
+            with pytest.raises(ApiError, match="there is a voice"):
+                await store.add(UploadedVoice("voice_2", "ANNA", "c", "", 1, 0, owner), b"x")
+        bobs = UploadedVoice("voice_3", "anna", "c", "", 1, 0, "bob")
+        await store.add(bobs, b"y")
+        named_so = UploadedVoice("voice_4", "voice_3", "c", "", 1, 0, "bob")
+        await store.add(named_so, b"z")
+        assert [await store.find("anna", owner) for owner in ("bob", "eve", None)] == [bobs, None, anna]
+        assert await store.find("voice_3", "bob") == bobs  # an id goes first
+        assert await store.find("an\0na", "ada") is None
+        assert await store.sample(bobs) == b"y"
+        await store.remove(bobs)
+        assert (await store.sample(bobs), await store.all_of("bob")) == (None, [named_so])
+
+
+async def test_a_text_that_no_database_keeps_is_refused(tmp_path):
+    async with running(PIPELINE, IMITATOR, voices_dir=tmp_path) as gateway:
+        for field in ("name", "consent", "ref_text"):
+            refused = await upload(gateway, **{field: "an\0na"})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+        assert (await gateway.http.delete(f"{VOICES}/an%00na")).status_code == 404
+
+
+def test_a_directory_of_a_newer_gateway(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "voices.sqlite")) as database:
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="another version"):

@@ -10,7 +10,7 @@ from gateway.answers.video_store import VideoJob, VideoStore
 from gateway.answers.voice_store import UploadedVoice, VoiceStore
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.errors import ApiError
-from gateway.store import StoreError
+from gateway.store.errors import StoreError
 from tests.support.disks import fill, small_disk
 
 SECRET = "a word that nobody else says"
@@ -50,7 +50,7 @@ async def test_on_a_full_disk_videos_and_voices_are_deleted(tmp_path: Path):
     with small_disk(tmp_path / "disk", 40) as disk:
         async with VideoStore(disk / "videos", 60) as videos, VoiceStore(disk / "voices", 10, 10) as voices:
             await videos.add(VideoJob("video_1", "m", "p", "completed", 100, 0, 64, 64, 8, 8.0))
-            videos.file("video_1").write_bytes(bytes(MIB))
+            videos.files.file("video_1").write_bytes(bytes(MIB))
             voice = UploadedVoice("voice_1", "Ann", "Ann", "", 1.0, 0, None)
             await voices.add(voice, bytes(2 * MIB))
             fill(disk)
@@ -59,7 +59,7 @@ async def test_on_a_full_disk_videos_and_voices_are_deleted(tmp_path: Path):
             fill(disk)
             await videos.remove("video_1")
             assert await videos.get("video_1") is None
-            assert not videos.file("video_1").exists()
+            assert not videos.files.file("video_1").exists()
 
 
 async def test_nothing_of_a_deleted_response_stays_on_disk(tmp_path: Path):

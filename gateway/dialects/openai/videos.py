@@ -125,7 +125,7 @@ async def _finished(http: Request, video_id: str) -> tuple[VideoJob, Path]:
     if video.status != "completed":
         message = f"the video is {video.status}: there is a file only when it is completed"
         raise ApiError(404, message, "video_id", "video_not_completed")
-    path = _jobs(http).store.file(video_id)
+    path = _jobs(http).store.files.file(video_id)
     if not await asyncio.to_thread(path.is_file):
         raise ApiError(404, "the video's file was removed from the server's directory", "video_id", "not_found")
     return video, path

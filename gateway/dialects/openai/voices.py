@@ -17,6 +17,7 @@ from gateway.http.connection import admitted, key_of, owner_of
 from gateway.http.forms import FILE, JSON, page, read_form
 from gateway.media.fetch import media_errors
 from gateway.media.voice_sample import as_flac, read_sample
+from gateway.store.columns import fits
 from gateway.validation import Strict
 from services.common.text import match_case
 
@@ -32,6 +33,8 @@ def _name(name: str) -> str:
 def _words(text: str) -> str:
     if not text.strip() or len(text) > MAX_SAMPLE_TEXT_CHARACTERS:
         raise ValueError(f"must have 1 to {MAX_SAMPLE_TEXT_CHARACTERS} characters")
+    if not fits(text):
+        raise ValueError("must not have the character U+0000; leave it out")
     return text.strip()
 
 
