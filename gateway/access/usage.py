@@ -100,6 +100,6 @@ class Usage:
         """Keys to write. What has become older since is known to all."""
         if self._written is None:
             return None
-        first, nothing = int(self._shared.now() - WINDOW_S) + 1, KeyUsage()
-        names = own.keys() | self._written.keys()
-        return {name for name in names if own.get(name, nothing) != self._written.get(name, nothing).since(first)}
+        first, written = int(self._shared.now() - WINDOW_S) + 1, self._written
+        gone = written.keys() - own.keys()
+        return gone | {name for name in own if name not in written or own[name] != written[name].since(first)}

