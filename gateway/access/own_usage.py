@@ -20,6 +20,11 @@ class OwnUsage:
         self._admitted: dict[str, dict[int, int]] = {}
         self._counted_to = 0
 
+    def forget(self, names: Iterable[str]) -> None:
+        """All requests of these keys are counted again."""
+        for name in names:
+            self._admitted.pop(name, None)
+
     def read(self, entries: Iterable[ApiKeyEntry]) -> dict[str, KeyUsage]:
         """The keys that have limits and are used, by name."""
         now = self._shared.now()
@@ -39,7 +44,9 @@ class OwnUsage:
         return found
 
     def _count(self, name: str, first: int) -> dict[int, int]:
-        known = self._admitted.get(name, {})
+        known = self._admitted.get(name)
+        if known is None:
+            return dict(self._shared.every(_BY_SECOND, name, first))
         again = max(first, self._counted_to - _AGAIN_S)
         before = {second: requests for second, requests in known.items() if first <= second < again}
         return before | dict(self._shared.every(_BY_SECOND, name, again))

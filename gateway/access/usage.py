@@ -14,6 +14,7 @@ from gateway import tasks
 from gateway.access import elsewhere
 from gateway.access.api_key import WINDOW_S
 from gateway.access.api_keys import ApiKeys
+from gateway.access.excess import Excess
 from gateway.access.key_usage import KeyUsage
 from gateway.access.own_usage import OwnUsage
 from gateway.access.shared import SharedState
@@ -43,7 +44,7 @@ class Usage:
 
     def __init__(self, database: Database, shared: SharedState, keys: ApiKeys) -> None:
         self._store, self._shared, self._keys = UsageStore(database), shared, keys
-        self._own = OwnUsage(shared)
+        self._own, self._excess = OwnUsage(shared), Excess()
         self._written: dict[str, KeyUsage] | None = None  # None: nobody knows
         self._failing_since: float | None = None
 
@@ -89,11 +90,13 @@ class Usage:
             self._failing_since = None
 
     async def _exchange(self) -> None:
-        own = self._own.read(self._keys.entries)
+        own = self._own.read(entries := self._keys.entries)
         changed, now = self._changed(own), self._shared.now()
         others = await self._store.exchange(self._shared.gateway, own, changed, self._shared.now)
         with self._shared.change() as database:
             elsewhere.replace(database, others, now + SILENT_S)
+            moved = self._excess.move(database, entries, own, others, now)
+        self._own.forget(moved)
         self._written = own
 
     def _changed(self, own: dict[str, KeyUsage]) -> set[str] | None:

@@ -1,5 +1,6 @@
 """Limits of keys over several gateways, with a PostgreSQL server that all of them use."""
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
@@ -25,9 +26,11 @@ from gateway.access.usage_tables import gateways, usage
 from gateway.errors import ApiError
 from gateway.store import clock
 from gateway.store.postgres import PostgresDatabase
-from tests.pure.test_api_keys import entry, write
+from tests.pure.test_api_keys import ASK, bearer, entry, write
+from tests.support.systems.gateway import running
 from tests.support.systems.postgres import own_server
 
+CHAT = "/v1/chat/completions"
 BEGIN_S = 1_700_000_000.0
 
 
@@ -186,6 +189,31 @@ async def test_before_a_report_each_admits_as_if_it_were_alone(several: Several)
     several.time.at_s += 59
     await report(*three, *three)
     assert [each.admitted_of("rate", 9) for each in three] == [0, 0, 0]
+
+
+async def test_what_was_too_much_is_of_the_minutes_that_follow(several: Several) -> None:
+    """A client that asks all gateways at once, again and again: 18 at first, and 6 a minute on average."""
+    three = several.start("a"), several.start("b", 7.7), several.start("c", 900.0)
+    admitted = []
+    for _ in range(20):
+        admitted.append(sum(each.admitted_of("rate", 9) for each in three))
+        for _ in range(20):
+            several.time.at_s += 3.1
+            await report(*three)
+    assert max(admitted) == 18
+    assert 90 <= sum(admitted) <= 20 * 6 + 12 + 20 * 2
+
+
+async def test_what_a_higher_limit_admitted_is_not_too_much(several: Several) -> None:
+    a, b = several.start("a"), several.start("b")
+    assert (a.admitted_of("rate", 3), b.admitted_of("rate", 3)) == (3, 3)
+    await report(a, b, a)
+    for each in (a, b):
+        each.key("rate").entry = each.key("rate").entry.model_copy(update={"requests_per_minute": 2})
+    await report(a, b, a, b)
+    several.time.at_s += 62.1
+    await report(a, b)
+    assert a.admitted_of("rate", 3) == 2
 
 
 async def test_what_is_owed_is_owed_at_all_gateways(several: Several) -> None:
@@ -360,3 +388,29 @@ def test_counting_the_last_seconds_again_is_counting_all(tmp_path: Path) -> None
                 if dice.random() < 0.3:
                     key.refund()
         assert own.read(keys.entries) == OwnUsage(shared).read(keys.entries)
+
+
+async def test_two_gateways_serve_one_key(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.access.usage.REPORT_S", 0.02)
+    key = new_key()
+    settings = {
+        "api_keys_file": write(tmp_path / "keys.yaml", entry("alice", key, max_concurrent_requests=1)),
+        "database_url": postgres_url,
+        "jobs_dir": tmp_path / "jobs",
+    }
+    async with running(**settings) as first, running(**settings) as second:
+        thinker = first.scripts["thinker"]
+        thinker.hold = True
+        chatting = asyncio.create_task(first.http.post(CHAT, json=ASK, headers=bearer(key)))
+        await thinker.holding.wait()
+
+        async def status() -> int:
+            return (await second.http.post(CHAT, json=ASK, headers=bearer(key))).status_code
+
+        async with asyncio.timeout(60):
+            while await status() != 429:
+                await asyncio.sleep(0.05)
+            thinker.go_on()
+            assert (await chatting).status_code == 200
+            while await status() != 200:
+                await asyncio.sleep(0.05)

