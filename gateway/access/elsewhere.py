@@ -14,19 +14,29 @@ from gateway.access.key_usage import KeyUsage
 Bucket = tuple[int, int]
 """(second of this machine's clock, requests admitted in it)."""
 
-_PUT = "INSERT OR REPLACE INTO elsewhere VALUES (?, ?, ?, ?, 0)"
+_PUT = (
+    "INSERT INTO elsewhere VALUES (?, ?, ?, ?, 0) ON CONFLICT DO UPDATE SET "
+    "running = excluded.running, sessions = excluded.sessions, admitted = excluded.admitted"
+)
 _OWN_AT = "SELECT at_s FROM admitted WHERE key_name = ? ORDER BY at_s DESC LIMIT 1 OFFSET ?"
 _OWN_SINCE = "SELECT count(*) FROM admitted WHERE key_name = ? AND at_s >= ?"
 
 
-def replace(database: sqlite3.Connection, usages: Mapping[str, KeyUsage], until_s: float) -> None:
-    """Puts what others use in the place of what was known; requests and sessions that run count until `until_s`."""
-    rows = {name: (name, usage.running, usage.sessions, _text(usage)) for name, usage in usages.items()}
-    known = database.execute("SELECT key_name, running, sessions, admitted FROM elsewhere").fetchall()
-    database.executemany("DELETE FROM elsewhere WHERE key_name = ?", [row[:1] for row in known if row[0] not in rows])
-    before = {row[0]: row for row in known}
-    database.executemany(_PUT, [row for name, row in rows.items() if before.get(name) != row])
+def put(database: sqlite3.Connection, usages: Mapping[str, KeyUsage]) -> None:
+    """Puts what others use of these keys in the place of what was known of them."""
+    rows = [(name, usage.running, usage.sessions, _text(usage)) for name, usage in usages.items()]
+    database.executemany(_PUT, rows)
+
+
+def prolong(database: sqlite3.Connection, until_s: float) -> None:
+    """What runs at others counts until then. Keys without any use are forgotten."""
     database.execute("UPDATE elsewhere SET until_s = ?", (until_s,))
+    database.execute("DELETE FROM elsewhere WHERE running = 0 AND sessions = 0 AND admitted = '[]'")
+
+
+def names(database: sqlite3.Connection) -> set[str]:
+    """Of all keys that others use."""
+    return {name for (name,) in database.execute("SELECT key_name FROM elsewhere")}
 
 
 def running(database: sqlite3.Connection, key_name: str, now: float) -> int:

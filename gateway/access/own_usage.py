@@ -1,11 +1,13 @@
 """What this gateway uses of the limits of its keys."""
 
+import asyncio
 from collections.abc import Iterable
 
 from gateway.access.api_key import WINDOW_S, ApiKeyEntry, sessions_name
 from gateway.access.key_usage import KeyUsage
 from gateway.access.shared import SharedState
 
+_AT_ONCE = 50  # keys: a millisecond
 _AGAIN_S = 2  # that are counted again: a request gives back what it took a moment ago
 _BY_SECOND = (
     "SELECT CAST(at_s AS INTEGER) AS second, count(*) FROM admitted WHERE key_name = ? AND at_s >= ? GROUP BY second"
@@ -13,7 +15,7 @@ _BY_SECOND = (
 
 
 class OwnUsage:
-    """Counts what all workers of this gateway admit. It reads the last seconds only: the event loop may do so."""
+    """Counts what all workers of this gateway admit. It reads the last seconds only, and lets the event loop go on."""
 
     def __init__(self, shared: SharedState) -> None:
         self._shared = shared
@@ -25,13 +27,15 @@ class OwnUsage:
         for name in names:
             self._admitted.pop(name, None)
 
-    def read(self, entries: Iterable[ApiKeyEntry]) -> dict[str, KeyUsage]:
+    async def read(self, entries: Iterable[ApiKeyEntry]) -> dict[str, KeyUsage]:
         """The keys that have limits and are used, by name."""
         now = self._shared.now()
         first = int(now - WINDOW_S) + 1  # the second that ends the minute is nearly over
         counted = self._shared.every("SELECT key_name, sum(requests) FROM running GROUP BY key_name")
         running, found = dict(counted), dict[str, KeyUsage]()
-        for entry in entries:
+        for number, entry in enumerate(entries):
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)
             usage = KeyUsage(
                 running.get(entry.name, 0) if entry.max_concurrent_requests is not None else 0,
                 running.get(sessions_name(entry.name), 0) if entry.max_realtime_sessions is not None else 0,

@@ -5,7 +5,8 @@ nothing of the others, so together they may admit as much too much as the others
 """
 
 import asyncio
-from typing import Self
+from collections.abc import Iterator, Sequence
+from typing import Self, TypeVar
 
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -16,14 +17,17 @@ from gateway.access.api_key import WINDOW_S
 from gateway.access.api_keys import ApiKeys
 from gateway.access.excess import Excess
 from gateway.access.key_usage import KeyUsage
+from gateway.access.others import SILENT_S, Others
 from gateway.access.own_usage import OwnUsage
 from gateway.access.shared import SharedState
-from gateway.access.usage_store import SILENT_S, UsageStore
+from gateway.access.usage_store import UsageStore
 from gateway.errors import ApiError
 from gateway.store.database import Database
 from gateway.store.errors import StoreError, StoreUnavailable
 
 REPORT_S = 1.0
+_AT_ONCE = 50  # keys: the event loop waits for a millisecond
+Item = TypeVar("Item")
 
 log = structlog.get_logger()
 
@@ -46,6 +50,7 @@ class Usage:
         self._store, self._shared, self._keys = UsageStore(database), shared, keys
         self._own, self._excess = OwnUsage(shared), Excess()
         self._written: dict[str, KeyUsage] | None = None  # None: nobody knows
+        self._others, self._used = Others(), dict[str, KeyUsage]()
         self._failing_since: float | None = None
 
     async def __aenter__(self) -> Self:
@@ -78,7 +83,7 @@ class Usage:
             self._succeeded()
 
     def _failed(self, error: Exception) -> None:
-        self._written = None
+        self._written, self._others, self._used = None, Others(), {}
         if self._failing_since is None:
             self._failing_since = self._shared.now()
             log.error("limits of API keys are counted without the other gateways", error=str(error))
@@ -90,13 +95,23 @@ class Usage:
             self._failing_since = None
 
     async def _exchange(self) -> None:
-        own = self._own.read(entries := self._keys.entries)
+        own = await self._own.read(entries := self._keys.entries)
         changed, now = self._changed(own), self._shared.now()
-        others = await self._store.exchange(self._shared.gateway, own, changed, self._shared.now)
+        new = await self._store.exchange(self._shared.gateway, own, changed, self._others, self._shared.now)
+        if changed is None:  # what other workers still count may be of an earlier time
+            with self._shared.change() as database:
+                new = {name: KeyUsage() for name in elsewhere.names(database)} | new
+        for some in _batches(list(new)):
+            with self._shared.change() as database:
+                elsewhere.put(database, {name: new[name] for name in some})
+            await asyncio.sleep(0)
         with self._shared.change() as database:
-            elsewhere.replace(database, others, now + SILENT_S)
-            moved = self._excess.move(database, entries, own, others, now)
-        self._own.forget(moved)
+            elsewhere.prolong(database, now + SILENT_S)
+        self._used = {name: usage for name, usage in (self._used | new).items() if usage != KeyUsage()}
+        for some in _batches(entries):
+            with self._shared.change() as database:
+                self._own.forget(self._excess.move(database, some, own, self._used, now))
+            await asyncio.sleep(0)
         self._written = own
 
     def _changed(self, own: dict[str, KeyUsage]) -> set[str] | None:
@@ -106,3 +121,7 @@ class Usage:
         first, written = int(self._shared.now() - WINDOW_S) + 1, self._written
         gone = written.keys() - own.keys()
         return gone | {name for name in own if name not in written or own[name] != written[name].since(first)}
+
+
+def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    return (items[begin : begin + _AT_ONCE] for begin in range(0, len(items), _AT_ONCE))

@@ -4,19 +4,17 @@ Gateways' clocks differ: times are those of the database, and each gateway conve
 """
 
 import json
-import math
-from collections import defaultdict
+import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, case, delete, insert, select, update
 
-from gateway.access.key_usage import KeyUsage, total
+from gateway.access.key_usage import KeyUsage
+from gateway.access.others import Others
 from gateway.access.usage_tables import gateways, tables, usage
 from gateway.store import clock
 from gateway.store.store import Store
 
-SILENT_S = 10.0  # a gateway that has not reported for so long is gone: nothing runs there
 FORGOTTEN_S = 120.0  # nothing that a gateway admitted so long ago counts
 
 
@@ -31,9 +29,10 @@ class UsageStore(Store):
         gateway: str,
         own: Mapping[str, KeyUsage],
         changed: Collection[str] | None,
+        others: Others,
         now: Callable[[], float],
     ) -> dict[str, KeyUsage]:
-        """Writes what `gateway` uses and returns what the others use together; both by name of the key.
+        """Writes what `gateway` uses, and returns what is new of what `others` use; both by name of the key.
 
         Args:
             changed: keys whose use is another than at its last call; None: all.
@@ -45,12 +44,14 @@ class UsageStore(Store):
             local = now()
             _report(connection, gateway, own, changed, at, local)
             ago = at - FORGOTTEN_S
-            read = select(usage, gateways.c.seen_at).join(gateways).where(gateways.c.name != gateway)
-            others = connection.execute(read.where(gateways.c.seen_at > ago)).all()
+            admitted = case((usage.c.as_of >= others.since, usage.c.admitted)).label("admitted")
+            columns = [column for column in usage.c if column.name != "admitted"]
+            read = select(*columns, admitted, gateways.c.seen_at).join(gateways)
+            rows = connection.execute(read.where(gateways.c.name != gateway, gateways.c.seen_at > ago)).all()
             # one that is back just now, and holds its row, removes nobody who waits for it
             gone = select(gateways.c.name).where(gateways.c.seen_at <= ago).with_for_update(skip_locked=True)
             connection.execute(delete(gateways).where(gateways.c.name.in_(gone)))
-            return _together(others, at, local)
+            return others.take(rows, at, local)
 
         return await self.write(exchange)
 
@@ -70,11 +71,12 @@ def _report(
     mine = usage.c.gateway == gateway
     before = mine if changed is None else mine & usage.c.key_name.in_(changed)
     connection.execute(delete(usage).where(before))
-    second = int(local)
+    second, version = int(local), time.time_ns()
     rows = [
         {
             "gateway": gateway,
             "key_name": key_name,
+            "version": version,
             "running": each.running,
             "sessions": each.sessions,
             "as_of": at - (local - second),
@@ -86,14 +88,3 @@ def _report(
     ]
     if rows:
         connection.execute(insert(usage), rows)
-
-
-def _together(rows: Collection[Row[Any]], at: float, local: float) -> dict[str, KeyUsage]:
-    of_key = defaultdict[str, list[KeyUsage]](list)
-    for row in rows:
-        is_there = row.seen_at > at - SILENT_S
-        zero = math.ceil(local + row.as_of - at)
-        admitted = {zero - age: requests for age, requests in json.loads(row.admitted)}
-        running, sessions = (row.running, row.sessions) if is_there else (0, 0)
-        of_key[row.key_name].append(KeyUsage(running, sessions, admitted))
-    return {key_name: total(usages) for key_name, usages in of_key.items()}

@@ -1,6 +1,6 @@
 """Tables of what gateways use of keys' limits. A change needs a revision in gateway/store/migrations/versions/usage."""
 
-from sqlalchemy import Column, Double, ForeignKey, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Double, ForeignKey, Integer, MetaData, Table, Text
 
 tables = MetaData()
 
@@ -16,6 +16,7 @@ usage = Table(
     tables,
     Column("gateway", Text, ForeignKey("usage_gateways.name", ondelete="CASCADE"), primary_key=True),
     Column("key_name", Text, primary_key=True),
+    Column("version", BigInteger, nullable=False),  # another one with each change
     Column("running", Integer, nullable=False),  # requests
     Column("sessions", Integer, nullable=False),  # that are open
     Column("as_of", Double, nullable=False),  # Unix seconds by the database's clock, of age 0

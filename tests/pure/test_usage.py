@@ -18,10 +18,11 @@ from gateway.access import elsewhere
 from gateway.access.api_key import ApiKey
 from gateway.access.api_keys import ApiKeys, new_key
 from gateway.access.key_usage import KeyUsage
+from gateway.access.others import SILENT_S
 from gateway.access.own_usage import OwnUsage
 from gateway.access.shared import SharedState
 from gateway.access.usage import Usage
-from gateway.access.usage_store import FORGOTTEN_S, SILENT_S
+from gateway.access.usage_store import FORGOTTEN_S
 from gateway.access.usage_tables import gateways, usage
 from gateway.errors import ApiError
 from gateway.store import clock
@@ -365,7 +366,7 @@ def test_requests_of_others_are_ranked_with_those_of_here() -> None:
         others = {dice.randrange(20): dice.randrange(1, 4) for _ in range(dice.randrange(8))}
         with shared.change() as database:
             database.executemany("INSERT INTO admitted VALUES ('a', ?)", [(at_s,) for at_s in own])
-            elsewhere.replace(database, {"a": KeyUsage(0, 0, others)}, 0.0)
+            elsewhere.put(database, {"a": KeyUsage(0, 0, others)})
             found = elsewhere.admitted(database, "a", 3.0)
             together = sorted(
                 [*own, *(at for at, count in others.items() if at > 3 for _ in range(count))], reverse=True
@@ -375,7 +376,7 @@ def test_requests_of_others_are_ranked_with_those_of_here() -> None:
                 assert elsewhere.nth_newest(database, "a", rank, found) == expected
 
 
-def test_counting_the_last_seconds_again_is_counting_all(tmp_path: Path) -> None:
+async def test_counting_the_last_seconds_again_is_counting_all(tmp_path: Path) -> None:
     dice, time = random.Random(1), Time()
     write(tmp_path / "keys.yaml", entry("rate", new_key(), requests_per_minute=40))
     shared = SharedState(now=lambda: time.at_s)
@@ -387,7 +388,7 @@ def test_counting_the_last_seconds_again_is_counting_all(tmp_path: Path) -> None
             with contextlib.suppress(ApiError), key.request():
                 if dice.random() < 0.3:
                     key.refund()
-        assert own.read(keys.entries) == OwnUsage(shared).read(keys.entries)
+        assert await own.read(keys.entries) == await OwnUsage(shared).read(keys.entries)
 
 
 async def test_two_gateways_serve_one_key(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,3 +415,13 @@ async def test_two_gateways_serve_one_key(postgres_url: str, tmp_path: Path, mon
             assert (await chatting).status_code == 200
             while await status() != 200:
                 await asyncio.sleep(0.05)
+
+
+async def test_what_was_written_late_is_read_later(several: Several) -> None:
+    a, b = several.start("a"), several.start("b")
+    await report(b)
+    assert a.admitted_of("rate", 6) == 6
+    await report(a)
+    b.usage._others.since = BEGIN_S + 1  # as if a's transaction had taken longer
+    await report(b, b)
+    assert not b.admits("rate")

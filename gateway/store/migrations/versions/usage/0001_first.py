@@ -19,6 +19,7 @@ def upgrade() -> None:
         "usage",
         sa.Column("gateway", sa.Text, sa.ForeignKey("usage_gateways.name", ondelete="CASCADE"), primary_key=True),
         sa.Column("key_name", sa.Text, primary_key=True),
+        sa.Column("version", sa.BigInteger, nullable=False),
         sa.Column("running", sa.Integer, nullable=False),
         sa.Column("sessions", sa.Integer, nullable=False),
         sa.Column("as_of", sa.Double, nullable=False),
