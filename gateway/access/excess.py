@@ -10,7 +10,7 @@ from gateway.access.api_key import WINDOW_S, ApiKeyEntry
 from gateway.access.key_usage import KeyUsage
 
 _QUIET_S = 3.0  # after a move: the others' moves, of the same time, are known then
-_EARLY_S = 2.0  # by which a request of another gateway may seem to be later than it was
+_UNSURE_S = 2.0  # by which a request of another gateway may seem to be later than it was
 _LATER = (
     "UPDATE admitted SET at_s = at_s + ? WHERE rowid IN "
     "(SELECT rowid FROM admitted WHERE key_name = ? AND at_s <= ? ORDER BY at_s DESC LIMIT ?)"
@@ -38,7 +38,8 @@ class Excess:
             most, name = entry.requests_per_minute, entry.name
             if most is None or not self._is_time(name, most, now) or name not in own or name not in others:
                 continue
-            here, there = _in_window(own[name], now), _in_window(others[name], now)
+            here = _between(own[name], now - WINDOW_S, now)
+            there = _between(others[name], now - WINDOW_S + _UNSURE_S, now)
             part = max(0, here + there - most) * here // max(1, here + there)
             if part and there:
                 database.execute(_LATER, (WINDOW_S, name, now, part))
@@ -55,5 +56,5 @@ class Excess:
         return now - since >= WINDOW_S and now - self._moved_at.get(name, now - _QUIET_S) >= _QUIET_S
 
 
-def _in_window(usage: KeyUsage, now: float) -> int:
-    return sum(requests for at, requests in usage.admitted.items() if now - WINDOW_S < at <= now + _EARLY_S)
+def _between(usage: KeyUsage, begin_s: float, end_s: float) -> int:
+    return sum(requests for at, requests in usage.admitted.items() if begin_s < at <= end_s)

@@ -202,7 +202,7 @@ async def test_what_was_too_much_is_of_the_minutes_that_follow(several: Several)
             several.time.at_s += 3.1
             await report(*three)
     assert max(admitted) == 18
-    assert 90 <= sum(admitted) <= 20 * 6 + 12 + 20 * 2
+    assert 115 <= sum(admitted) <= 20 * (6 + 2) + 12
 
 
 async def test_what_a_higher_limit_admitted_is_not_too_much(several: Several) -> None:
