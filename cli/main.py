@@ -10,6 +10,7 @@ import typer
 
 from cli.chat import ask, part, write_wav
 from cli.create import LOCAL, ApiKey, Url, file_option, image, say, sound, transcribe, video
+from cli.database import app as database_commands
 from cli.hardware import AlignerModel, AsrModel, Revision, StageFlags, TalkerModel, at_revision, budget, doctor
 from cli.http import connect, given
 from cli.profile import profile, trace
@@ -182,6 +183,7 @@ def chat(
 
 
 app.add_typer(voice_commands, name="voice")
+app.add_typer(database_commands, name="database")
 for command in (say, talk, transcribe, image, video, sound, wyoming, budget, doctor, profile, trace):
     app.command()(command)
 

@@ -9,6 +9,9 @@ import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.access.signing import SigningKeyError
+from gateway.answers.files.files import has_files
+from gateway.answers.files.store import FileStore
 from gateway.answers.tools.generators import VideoGenerator
 from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import VideoStore
@@ -47,10 +50,8 @@ def main() -> None:
         app = create_app(settings, pipeline, tls.load(settings), worker)
         tracing.configure("gateway")
         structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
-        if pipeline.outputs.video is not None and worker is None:
-            VideoStore(settings.jobs_dir, settings.video_ttl_s).check()
         if worker is None:
-            _check_responses(settings)
+            _check_stores(settings, makes_videos=pipeline.outputs.video is not None)
         if unknown := [name for name in settings.hosted_tools if name not in TOOLS]:
             sys.exit(f"--hosted-tools: there is no tool {unknown[0]!r}; use {', '.join(TOOLS)}")
         if VideoGenerator.name in settings.hosted_tools and settings.workers > 1:
@@ -59,7 +60,7 @@ def main() -> None:
             OnnxSilero(settings.speech_detector)
         if settings.turn_model is not None:
             TurnModel(settings.turn_model).close()
-    except (YamlError, StoreError, ModelFileError) as error:
+    except (YamlError, SigningKeyError, StoreError, ModelFileError) as error:
         sys.exit(str(error))
     if settings.workers > 1 and worker is None:
         sys.exit(supervise(settings))
@@ -74,14 +75,17 @@ def main() -> None:
         sys.exit(_NOT_STARTED)
 
 
-def _check_responses(settings: GatewaySettings) -> None:
-    """Raises StoreError: they cannot be kept, whatever is tried later."""
-    url, place = settings.database_url, settings.responses_dir
+def _check_stores(settings: GatewaySettings, makes_videos: bool) -> None:
+    """Raises StoreError: something cannot be kept, whatever is tried later."""
+    url = settings.database_url
     database = None if url is None else PostgresDatabase(url.get_secret_value())
-    if database is None and place is None:
-        return
     try:
-        ResponseStore(database or place, settings.response_ttl_s, settings.max_response_bytes).check()
+        if makes_videos:
+            VideoStore(database or settings.jobs_dir, settings.video_ttl_s, settings.jobs_dir).check()
+        if has_files(settings):
+            FileStore(database or settings.files_dir, settings.max_files_bytes, settings.max_files_per_key).check()
+        if place := database or settings.responses_dir:
+            ResponseStore(place, settings.response_ttl_s, settings.max_response_bytes).check()
     except StoreUnavailable as error:  # it may start after this gateway
         structlog.get_logger().error("what is stored answers 503 until the database is reached", error=str(error))
     if database is not None:

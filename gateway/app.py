@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from gateway.access import signing
 from gateway.access.api_keys import ApiKeys
 from gateway.access.client_secrets import ClientSecrets
 from gateway.access.shared import SharedState
@@ -28,6 +29,7 @@ from gateway.dialects.openai import (
     chat,
     completions,
     embeddings,
+    files,
     images,
     invocations,
     models,
@@ -54,6 +56,7 @@ from gateway.http.csrf import OwnPagesOnly
 from gateway.http.hosts import KnownHosts
 from gateway.http.json_writer import Json, error_response
 from gateway.http.middleware import BodyLimit, HeadAsGet, RequestContext, RequireKey
+from gateway.http.uploads import FORM_BYTES
 from gateway.http.workers.forwarding import WorkerRouter
 from gateway.http.workers.worker import Worker
 from gateway.page import api as api_page
@@ -61,6 +64,7 @@ from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
 from gateway.settings import GatewaySettings
+from gateway.store.blobs import WRITING_BYTES
 from gateway.store.postgres import PostgresDatabase
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
@@ -106,6 +110,7 @@ _ENDPOINTS = (
     batch,
     invocations,
     adapters,
+    files,
     images,
     models,
     audio,
@@ -148,6 +153,7 @@ def create_app(
 
     Raises:
         YamlError: of the file of API keys.
+        SigningKeyError: of that file.
         StoreError: of the database's URL.
     """
     spans = Spans()
@@ -170,7 +176,9 @@ def create_app(
             )
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):
-                store = await stack.enter_async_context(VideoStore(settings.jobs_dir, settings.video_ttl_s))
+                store = await stack.enter_async_context(
+                    VideoStore(app.state.gateway.place(settings.jobs_dir), settings.video_ttl_s, settings.jobs_dir)
+                )
                 app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings))
             if worker is not None:  # the first that listens gets connections, which its siblings could have served
                 await app.state.gateway.pipeline.settle(2 * settings.health_timeout_s)
@@ -184,9 +192,11 @@ def create_app(
     )
     app.state.live_sessions = LiveSessions()
     app.state.generations = generate.Aborts()
-    app.state.client_secrets = ClientSecrets(shared)
+    app.state.client_secrets = ClientSecrets(shared, signing.load(settings.signing_key_file, shared))
     app.state.bodies = Bodies(settings.max_body_bytes)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, bodies=app.state.bodies)
+    uploads = {f"POST {files.PATH}": settings.max_file_bytes + FORM_BYTES}
+    limits = {"max_bytes": settings.max_body_bytes, "uploads": uploads, "upload_bytes": WRITING_BYTES}
+    app.add_middleware(BodyLimit, bodies=app.state.bodies, **limits)
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:
@@ -205,7 +215,8 @@ def create_app(
             expose_headers=_EXPOSED,
         )
     if worker is not None:
-        app.add_middleware(WorkerRouter, worker=worker)
+        shares_responses = database is not None or settings.responses_dir is not None
+        app.add_middleware(WorkerRouter, worker=worker, shares_responses=shares_responses)
     app.add_middleware(HeadAsGet)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)

@@ -45,6 +45,12 @@ def _plain_url(value: str | None) -> str | None:
     return value
 
 
+def _bucket(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._/-]*)?", value):
+        raise ValueError(f"{value!r} is no bucket: write it as s3://BUCKET or s3://BUCKET/PREFIX")
+    return value
+
+
 def _networks(values: list[str]) -> list[str]:
     for value in values:
         ipaddress.ip_network(value)
@@ -89,6 +95,11 @@ class GatewaySettings(TlsSettings):
     api_keys_file: Path | None = Field(
         default=None,
         description="YAML of API keys, as `quartet key` prints them; default: none is asked for, on loopback only",
+    )
+    signing_key_file: Path | None = Field(
+        default=None,
+        description="file of 32 random bytes or more, the same at every gateway: each then takes the client secrets "
+        "that another one made; default: a key of this gateway, which ends with it",
     )
     allow_anonymous: bool = Field(
         default=False, description="listen on an address that others reach, without API keys; no effect with them"
@@ -224,6 +235,28 @@ class GatewaySettings(TlsSettings):
     )
     max_voices: int = Field(default=1000, ge=0, description="most uploaded voices; one takes about 1 MB of disk")
     max_voices_per_key: int = Field(default=100, ge=0, description="most of them that were made with one API key")
+
+    files_dir: Path | None = Field(
+        default_factory=partial(_state_dir, "files"),
+        description="directory of uploaded files, which gateways of one machine may share; default: quartet/files in "
+        "$XDG_STATE_HOME or ~/.local/state",
+    )
+    blobs_url: Annotated[str | None, AfterValidator(_bucket)] = Field(
+        default=None,
+        description="s3://BUCKET/PREFIX for the bytes of uploaded files, which gateways of many machines reach; its "
+        "server and credentials are in the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
+        "AWS_REGION; default: files_dir has them",
+    )
+    max_file_bytes: int = Field(
+        default=512 * MIB, ge=1, description="largest uploaded file, whatever max_body_bytes is"
+    )
+    max_files_bytes: int = Field(default=16 * 1024 * MIB, ge=1, description="most bytes of all uploaded files")
+    max_files_per_key: int = Field(
+        default=1000, ge=0, description="most uploaded files that were sent with one API key, or without any"
+    )
+    file_ttl_s: float = Field(
+        default=2_592_000.0, gt=0, description="how long an uploaded file is kept that has no expires_after"
+    )
 
     responses_dir: Path | None = Field(
         default=None,

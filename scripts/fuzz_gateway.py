@@ -37,7 +37,7 @@ async def fuzz(flags: argparse.Namespace, directory: Path) -> int:
         async with scripted_dit(info) as stage, gateway_before(stage, directory / "jobs", **limits) as client:
             status = await schemathesis(flags, client.url, MODEL)
             return await makes_something(flags.dit, client) or status
-    keep = {name: directory / name for name in ("jobs_dir", "voices_dir", "responses_dir")}
+    keep = {name: directory / name for name in ("jobs_dir", "voices_dir", "files_dir", "responses_dir")}
     talker = server_info_pb2.TalkerInfo(
         speakers=["chelsie"],
         reads_text=True,

@@ -40,6 +40,7 @@ _RIGHT: dict[str, dict[str, Any]] = {  # by path
     "/v1/audio/transcriptions": {"model": "scripted", "file": _SOUND},
     "/v1/audio/translations": {"model": "scripted", "file": _SOUND},
     "/v1/audio/voices": {"name": "anna", "consent": "given", "audio_sample": _SOUND},
+    "/v1/files": {"purpose": "user_data", "file": _IMAGE},
     "/v1/images/generations": {"model": _DIT_MODEL, "prompt": "a fox"},
     "/v1/images/edits": {"model": _DIT_MODEL, "prompt": "a fox", "image": [_IMAGE]},
     "/v1/videos": {"model": _DIT_MODEL, "prompt": "a fox"},

@@ -25,10 +25,11 @@ sys.dont_write_bytecode = False
 # Started in the background of a shell, this process ignores ctrl-C, and so would those that are tested with it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Videos and voices of a gateway that is told no other place: not the user's own. Removed when this process ends.
+# Videos, voices and files of a gateway that is told no other place: not the user's own. Removed when this process ends.
 JOBS_DIR = tempfile.TemporaryDirectory(prefix="quartet-jobs-")
 os.environ["QUARTET_GATEWAY_JOBS_DIR"] = JOBS_DIR.name
 os.environ["QUARTET_GATEWAY_VOICES_DIR"] = f"{JOBS_DIR.name}/voices"
+os.environ["QUARTET_GATEWAY_FILES_DIR"] = f"{JOBS_DIR.name}/files"
 NUMBERS = itertools.count()
 
 
@@ -113,6 +114,7 @@ def own_jobs_dir(monkeypatch: pytest.MonkeyPatch) -> None:
     number = next(NUMBERS)
     monkeypatch.setenv("QUARTET_GATEWAY_JOBS_DIR", f"{JOBS_DIR.name}/jobs-{number}")
     monkeypatch.setenv("QUARTET_GATEWAY_VOICES_DIR", f"{JOBS_DIR.name}/voices-{number}")
+    monkeypatch.setenv("QUARTET_GATEWAY_FILES_DIR", f"{JOBS_DIR.name}/files-{number}")
 
 
 @pytest.fixture(scope="session")

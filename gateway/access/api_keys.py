@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,13 +97,8 @@ class ApiKeys:
                 found = key
         return found
 
-    @property
-    def entries(self) -> list[ApiKeyEntry]:
-        """The file's current ones."""
-        return [key.entry for key in self._keys]
-
-    def of_hash(self, sha256: str) -> ApiKey | None:
-        return next((key for key in self._keys if key.entry.sha256 == sha256), None)
+    def __iter__(self) -> Iterator[ApiKey]:
+        return iter(self._keys)
 
     async def watch(self) -> None:
         """Reads the file again whenever it has changed. A fault is logged, and the keys stay."""

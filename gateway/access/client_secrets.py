@@ -1,18 +1,20 @@
 """Client secrets: short-lived keys for realtime connections and for requests that answers follow from alone."""
 
 import json
-import secrets
 import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from gateway.access.api_keys import ApiKey, bearer_of, digest
+from gateway.access.secret_text import MAX_SESSION_BYTES, SecretTexts
 from gateway.access.shared import SharedState
+from gateway.access.signing import Signer, load
 from gateway.errors import ApiError, invalid
 
 PATH = "/v1/realtime"
@@ -21,7 +23,6 @@ AZURE_PATH = "/openai/v1/realtime"  # where Azure's clients look for it
 LIVE_PATHS = ("/v1/live/sessions", "/openai/v1/live/sessions")
 SUBPROTOCOL = "realtime"  # the subprotocol that the server accepts
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
-PREFIX = "ek_"
 # What a secret opens for its API key. It lists, keeps and removes nothing of the key's.
 _SOCKETS = {PATH, AZURE_PATH, *LIVE_PATHS, "/v1/audio/speech/stream"}
 _POSTS = {
@@ -29,12 +30,11 @@ _POSTS = {
     *(CALLS_PATH, LIVE_PATHS[0]),
     *(f"/v1/audio/{name}" for name in ("speech", "transcriptions", "translations", "generations")),
 }
-_RANDOM_BYTES = 32
-_MAX_SECRETS, _MAX_SECRETS_PER_KEY = 10_000, 1000
-_MAX_CONFIG_BYTES = 256 * 1024  # of one session, as JSON
-_MAX_HELD_BYTES = 64 * 1024 * 1024  # of all
-_MAX_HELD_PER_KEY = _MAX_HELD_BYTES // 16
+_MAX_KEPT, _MAX_KEPT_PER_KEY = 10_000, 1000
+_MAX_KEPT_BYTES = 64 * 1024 * 1024  # of all sessions, as JSON
+_MAX_KEPT_BYTES_PER_KEY = _MAX_KEPT_BYTES // 16
 _RETRY_S = 10.0
+_REFERENCES = 65_536  # of API keys; one takes microseconds to compute, and a request needs those of all keys
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class ClientSecret:
 
     Attributes:
         expires_at: Unix time in seconds.
-        key_sha256: of the API key that made it, without which it is void; "" without keys.
+        key_reference: of the API key that made it, without which it is void.
         session_json: members of the session.
     """
 
     expires_at: int
-    key_sha256: str
-    session_json: str
+    key_reference: bytes
+    session_json: bytes
 
     @property
     def session(self) -> dict[str, Any]:
@@ -57,49 +57,74 @@ class ClientSecret:
 
 
 class ClientSecrets:
-    """The secrets that have not expired; `now` is Unix time in seconds."""
+    """Client secrets that `signer` signs; the sessions that do not fit into their texts are in `shared`.
 
-    def __init__(self, shared: SharedState | None = None, now: Callable[[], float] = time.time) -> None:
+    `now` is Unix time in seconds."""
+
+    def __init__(
+        self, shared: SharedState | None = None, signer: Signer | None = None, now: Callable[[], float] = time.time
+    ) -> None:
         self._shared, self._now = shared or SharedState(), now
+        self._texts = SecretTexts(signer or load(None, self._shared))
+        self._reference = lru_cache(_REFERENCES)(self._texts.reference)
 
     def make(self, key: ApiKey | None, session: dict[str, Any], lifetime_s: int) -> tuple[str, ClientSecret]:
-        """A new secret: (text, rights). Raises ApiError: 429, too many; 400, too large a session."""
-        session_json = json.dumps(session, ensure_ascii=False)
-        size = len(session_json.encode(errors="surrogatepass"))
-        if size > _MAX_CONFIG_BYTES:
-            reason = f"has more than {_MAX_CONFIG_BYTES} bytes as JSON; send the rest by session.update"
+        """A new secret: (text, rights). Raises ApiError: 429, too many large sessions; 400, too large a session."""
+        session_json = json.dumps(session, ensure_ascii=False).encode(errors="surrogatepass")
+        if len(session_json) > MAX_SESSION_BYTES:
+            reason = f"has more than {MAX_SESSION_BYTES} bytes as JSON; send the rest by session.update"
             raise invalid("session", reason, "session_too_large")
-        made = ClientSecret(int(self._now()) + lifetime_s, key.entry.sha256 if key else "", session_json)
-        text, name = PREFIX + secrets.token_urlsafe(_RANDOM_BYTES), key.name if key else ""
-        with self._shared.change() as database:
-            database.execute("DELETE FROM secrets WHERE expires_at <= ?", (self._now(),))
-            _check_room(database, name, size)
-            row = (digest(text), made.expires_at, name, made.key_sha256, session_json)
-            database.execute("INSERT INTO secrets VALUES (?, ?, ?, ?, ?)", row)
+        reference = self._reference(key.entry.sha256 if key else "")
+        made = ClientSecret(int(self._now()) + lifetime_s, reference, session_json)
+        text, is_whole = self._texts.write(made.expires_at, reference, session_json)
+        if not is_whole:
+            self._keep(text, key.name if key else "", made)
         return text, made
 
+    def _keep(self, text: str, name: str, made: ClientSecret) -> None:
+        """Raises ApiError: 429."""
+        with self._shared.change() as database:
+            database.execute("DELETE FROM secrets WHERE expires_at <= ?", (self._now(),))
+            _check_room(database, name, len(made.session_json))
+            row = (digest(text), made.expires_at, name, made.session_json)
+            database.execute("INSERT INTO secrets VALUES (?, ?, ?, ?)", row)
+
     def find(self, presented: str) -> ClientSecret | None:
-        statement = "SELECT expires_at, key_sha256, session_json FROM secrets WHERE digest = ? AND expires_at > ?"
-        found = self._shared.first(statement, digest(presented), self._now())
-        return None if found is None else ClientSecret(*found)
+        """None: it is not signed here, has expired, or another gateway has its session."""
+        claims = self._texts.read(presented)
+        if claims is None or claims.expires_at <= self._now():
+            return None
+        session_json = claims.session_json
+        if session_json is None:
+            kept = self._shared.first("SELECT session_json FROM secrets WHERE digest = ?", digest(presented))
+            if kept is None:
+                return None
+            (session_json,) = kept
+        return ClientSecret(claims.expires_at, claims.key_reference, session_json)
+
+    def is_of(self, secret: ClientSecret, key: ApiKey) -> bool:
+        """Whether `key` made the secret."""
+        return self._reference(key.entry.sha256) == secret.key_reference
 
 
 def _check_room(database: sqlite3.Connection, name: str, size: int) -> None:
-    """Raises ApiError: 429, too many secrets of a key, or of all."""
-    held = "SELECT count(*), coalesce(sum(length(CAST(session_json AS BLOB))), 0) FROM secrets"
-    count, held_bytes = database.execute(held).fetchone()
-    of_key, bytes_of_key = database.execute(f"{held} WHERE key_name = ?", (name,)).fetchone()
-    if name and of_key >= _MAX_SECRETS_PER_KEY:
-        reason = f"the API key {name!r} has {_MAX_SECRETS_PER_KEY} client secrets, as many as may be"
-    elif count >= _MAX_SECRETS:
-        reason = f"there are {_MAX_SECRETS} client secrets, as many as may be"
-    elif name and bytes_of_key + size > _MAX_HELD_PER_KEY:
-        reason = f"the sessions of the API key {name!r} take as much memory as they may, {_MAX_HELD_PER_KEY} bytes"
-    elif held_bytes + size > _MAX_HELD_BYTES:
-        reason = "the sessions of all client secrets take all the memory that they may"
+    """Raises ApiError: 429, too many large sessions of a key, or of all."""
+    kept = "SELECT count(*), coalesce(sum(length(session_json)), 0) FROM secrets"
+    count, kept_bytes = database.execute(kept).fetchone()
+    of_key, bytes_of_key = database.execute(f"{kept} WHERE key_name = ?", (name,)).fetchone()
+    if name and of_key >= _MAX_KEPT_PER_KEY:
+        reason = f"the API key {name!r} has {_MAX_KEPT_PER_KEY} client secrets with large sessions, as many as may be"
+    elif count >= _MAX_KEPT:
+        reason = f"there are {_MAX_KEPT} client secrets with large sessions, as many as may be"
+    elif name and bytes_of_key + size > _MAX_KEPT_BYTES_PER_KEY:
+        limit = _MAX_KEPT_BYTES_PER_KEY
+        reason = f"the large sessions of the API key {name!r} take as much memory as they may, {limit} bytes"
+    elif kept_bytes + size > _MAX_KEPT_BYTES:
+        reason = "the large sessions of all client secrets take all the memory that they may"
     else:
         return
-    message = f"{reason}; ask for ones that expire sooner, or use each for more connections"
+    ways = "ask for ones that expire sooner, use each for more connections, or send less and the rest by session.update"
+    message = f"{reason}; {ways}"
     raise ApiError(429, message, None, "too_many_client_secrets", "rate_limit_error", _RETRY_S)
 
 

@@ -19,8 +19,9 @@ _CHECKPOINT_PAGES = 256  # of 4 KiB
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS transcripts (audio_id TEXT PRIMARY KEY, expires_at INTEGER, transcript TEXT);
 CREATE TABLE IF NOT EXISTS secrets (
-    digest TEXT PRIMARY KEY, expires_at INTEGER, key_name TEXT, key_sha256 TEXT, session_json TEXT
+    digest TEXT PRIMARY KEY, expires_at INTEGER, key_name TEXT, session_json BLOB
 );
+CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value BLOB);
 CREATE TABLE IF NOT EXISTS running (key_name TEXT, worker INTEGER, requests INTEGER, PRIMARY KEY (key_name, worker));
 CREATE TABLE IF NOT EXISTS admitted (key_name TEXT, at_s REAL);
 CREATE INDEX IF NOT EXISTS admitted_of_key ON admitted (key_name, at_s);
@@ -89,6 +90,13 @@ class SharedState:
             log.error("shared state cannot be written", error=str(error))
             message = "this server has no room to count requests now; try again"
             raise ApiError(503, message, None, "storage_failed", retry_after_s=_AGAIN_S) from error
+
+    def keep(self, name: str, value: bytes) -> bytes:
+        """What the first worker to name this has kept: `value`, if there is nothing yet. Raises ApiError: 503."""
+        with self.change() as database:
+            database.execute("INSERT OR IGNORE INTO kept VALUES (?, ?)", (name, value))
+            (kept,) = database.execute("SELECT value FROM kept WHERE name = ?", (name,)).fetchone()
+        return kept
 
     def settle(self, statement: str, *values: object) -> None:
         """Makes a change that must not be lost: where it is impossible now, before the next one, or after a second."""

@@ -95,7 +95,8 @@ class Usage:
             self._failing_since = None
 
     async def _exchange(self) -> None:
-        own = await self._own.read(entries := self._keys.entries)
+        entries = [key.entry for key in self._keys]
+        own = await self._own.read(entries)
         changed, now = self._changed(own), self._shared.now()
         new = await self._store.exchange(self._shared.gateway, own, changed, self._others, self._shared.now)
         if changed is None:  # what other workers still count may be of an earlier time

@@ -118,6 +118,27 @@ class VideoUrlPart(_Medium):
     video_url: MediaUrl
 
 
+class GivenFile(Strict):
+    """One of file_id and file_data."""
+
+    file_id: str | None = Field(default=None, description="of an uploaded file")
+    file_data: str | None = Field(default=None, description="base64, or a data URL, which says what it is")
+    filename: str | None = Field(default=None, description="its ending says what it is, where nothing else does")
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if bool(self.file_id) == bool(self.file_data):
+            raise ValueError("must have file_id or file_data, and not both")
+        return self
+
+
+class FilePart(_Part):
+    """A text, an image, a sound or a video: before a message is read, it becomes a part of its kind."""
+
+    type: Literal["file"]
+    file: GivenFile
+
+
 def _as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
@@ -128,7 +149,7 @@ def _as_parts_or_none(content: Any) -> Any:
 
 
 MediaPart = ImagePart | InputAudioPart | AudioUrlPart | VideoUrlPart
-UserPart = Annotated[TextPart | MediaPart, Field(discriminator="type")]
+UserPart = Annotated[TextPart | MediaPart | FilePart, Field(discriminator="type")]
 TextOnly = Annotated[Listed[Annotated[TextPart, Field()]], BeforeValidator(_as_parts_or_none)]
 UserContent = Annotated[Listed[UserPart], Field(min_length=1), BeforeValidator(_as_parts)]
 ToolContent = Annotated[Listed[UserPart], BeforeValidator(_as_parts_or_none)]

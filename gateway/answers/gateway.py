@@ -10,7 +10,9 @@ from pathlib import Path
 from gateway.access.sessions import HeldBySessions
 from gateway.access.shared import SharedState
 from gateway.answers.catalog import Catalog
+from gateway.answers.files.files import Files, has_files
 from gateway.answers.room import ROOM_VALUES, Room
+from gateway.answers.transcript_store import TranscriptStore
 from gateway.answers.transcripts import Transcripts
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.voice_store import VoiceStore
@@ -59,7 +61,7 @@ class Gateway:
         self.pipeline = Pipeline(config, timeout_s=settings.health_timeout_s, channels=channels)
         self.catalog = Catalog(self.pipeline, settings.model_name, settings.model_alias)
         self.fetcher = fetcher or Fetcher(settings)
-        self.transcripts = Transcripts(shared=shared)
+        self.transcripts = Transcripts(shared=shared, store=database and TranscriptStore(database))
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.spans = Spans() if spans is None else spans
         self.profiling = Profiler(self.pipeline, self.spans, settings.request_timeout_s)
@@ -79,7 +81,10 @@ class Gateway:
             self._opened.callback(self.turn_model.close)
         await self._opened.enter_async_context(self.pipeline)
         self._opened.push_async_callback(self.fetcher.close)
+        self._opened.push_async_callback(self.transcripts.close)
         self.fetcher.decoding.start_later()
+        if has_files(self.settings):  # those that expire are removed even if nobody asks for any
+            _ = self.files
         self.admission.open()
         return self
 
@@ -96,6 +101,14 @@ class Gateway:
         detectors = Detectors(self.settings.speech_detector)
         self._opened.callback(detectors.close)
         return detectors
+
+    @cached_property
+    def files(self) -> Files:
+        """The uploaded files; opened at the first use. Raises ApiError: there is no place for them."""
+        files = Files(self.place(self.settings.files_dir), self.settings)
+        files.begin()
+        self._opened.push_async_callback(files.close)
+        return files
 
     @cached_property
     def voices(self) -> VoiceStore:

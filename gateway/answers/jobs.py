@@ -145,6 +145,7 @@ async def _generate(
         priority=request.priority or 0,
         lora=gateway.catalog.lora_of(request.model, request.lora),
     )
+    await gateway.transcripts.load(request.messages)
     pending = _fill_prompt(start, gateway, request, owner)
     request.cut(start)
     request.choose_frames(start)

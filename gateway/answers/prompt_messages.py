@@ -91,6 +91,8 @@ def _fill_message(
             result.content.add(text=part.refusal)
         elif isinstance(message, conversation.AssistantMessage):
             raise invalid(field, "this model reads images in the user's messages only")
+        elif isinstance(part, conversation.FilePart):
+            raise invalid(f"{field}.type", "files are not read here; send their parts as text, image_url, ...")
         else:
             pending.append(_add_file(result, media_file(part, field, owner)))
     if isinstance(message, conversation.AssistantMessage):

@@ -227,10 +227,15 @@ class VideoStore(ClientStore):
             for video_id in self._interrupt_lost(connection):
                 self.files.remove(video_id)
             known = connection.execute(select(videos.c.id)).scalars().all()
-            self.files.remove_orphans(known)
+            if not self._is_moving():
+                self.files.remove_orphans(known)
         except OSError as error:
             raise StoreError(f"{self.setting} {self.files.directory}: cannot be used: {error}") from None
         log.info("videos", directory=str(self.files.directory), kept=len(known))
+
+    def _is_moving(self) -> bool:
+        """Whether files may be those of a SQLite file here, whose rows are not in the database yet."""
+        return not self._is_own and (self.files.directory / f"{self.name}.sqlite").exists()
 
 
 def _values(video: VideoJob) -> dict[str, Any]:

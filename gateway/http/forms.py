@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import MappingProxyType
@@ -23,8 +24,8 @@ from gateway.validation import Model, validated, validated_json
 
 _LARGE_BODY_BYTES = 256 * 1024  # beyond, parsing would hold the event loop up for milliseconds
 _TRY_AGAIN_S = 10.0  # after other uploads have ended
-_MAX_FIELDS = 1000
-_MAX_FIELD_BYTES = 1024 * 1024
+MAX_FIELDS = 1000
+MAX_FIELD_BYTES = 1024 * 1024
 _PATH = re.compile(rb"[ -~]{1,4096}")
 _JSON_FIELDS = {"lora", "quartet", "input_reference", "chunking_strategy"}
 _NAME = re.compile(r"(?P<field>[^\[\]]+)(\[(?P<key>[^\[\]]*)\])?")
@@ -44,11 +45,18 @@ def _media_type(http: Request) -> str:
     return http.headers.get("content-type", "").split(";")[0].strip().lower()
 
 
-def in_time(http: HTTPConnection, what: str = "the body") -> AbstractAsyncContextManager[None]:
-    """Raises ApiError: 408, it takes longer than a request may until `what` has arrived."""
+def in_time(
+    http: HTTPConnection, what: str = "the body", began: float | None = None
+) -> AbstractAsyncContextManager[None]:
+    """Raises ApiError: 408, it takes longer than a request may until `what` has arrived.
+
+    Args:
+        began: `time.monotonic()` when it began to; default: now.
+    """
     limit_s = http.app.state.gateway.settings.request_timeout_s
     message = f"{what} took longer to arrive than the {limit_s:g} s allowed"
-    return limited(limit_s, ApiError(408, message, None, "request_timeout", "timeout_error"))
+    left_s = limit_s if began is None else max(0.0, began + limit_s - time.monotonic())
+    return limited(left_s, ApiError(408, message, None, "request_timeout", "timeout_error"))
 
 
 async def read_json(http: Request, model: type[Model]) -> Model:
@@ -82,20 +90,17 @@ async def read_form(
     Raises:
         ApiError: 400, no form, or naming the field at fault; 408, it takes longer than a request may.
     """
-    if not is_form(http):
-        kind = _media_type(http)[:64] or "without a type"
-        message = f"the body is {kind}; it must be multipart/form-data, in which files are sent"
-        raise ApiError(400, message, None, "invalid_form")
-    fields: dict[str, Any] = {}
+    require_form(http)
+    fields = list[tuple[str, str]]()
     files: dict[str, list[bytes]] = {}
-    limits = {"max_files": max_files, "max_fields": _MAX_FIELDS, "max_part_size": _MAX_FIELD_BYTES}
+    limits = {"max_files": max_files, "max_fields": MAX_FIELDS, "max_part_size": MAX_FIELD_BYTES}
     parser = _Parser(http.headers, http.stream(), **limits)
     parser.file_names = file_names - _JSON_FIELDS
     try:
         async with in_time(http):
             form = await parser.parse()
     except MultiPartException as error:
-        raise ApiError(400, f"the body is not a valid form: {error.message}", None, "invalid_form") from None
+        raise no_form(error.message) from None
     except OSError as error:  # files are kept on disk while they arrive
         log.error("an upload cannot be kept", error=str(error))
         message = "this server has no room for the files now; try again, or send smaller ones"
@@ -104,14 +109,35 @@ async def read_form(
         for name, value in form.multi_items():
             if isinstance(value, UploadFile):
                 files.setdefault(name.removesuffix("[]"), []).append(await _content(name, value))
-            elif value or _is_needed(model, name):  # programs send what nobody has filled in
-                _put(model, fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
+            else:
+                fields.append((name, value))
     finally:
         await form.close()
-    request = validated(model, fields, strict=False, ignored=http.state.ignored)  # all fields of a form are texts
+    request = read_fields(http, model, fields)
     if unknown := [name for name in files if name not in file_names]:
         raise invalid(unknown[0], "unknown parameter", "unknown_parameter")
     return request, files
+
+
+def require_form(http: Request) -> None:
+    """Raises ApiError: 400, the body is none."""
+    if not is_form(http):
+        kind = _media_type(http)[:64] or "without a type"
+        message = f"the body is {kind}; it must be multipart/form-data, in which files are sent"
+        raise ApiError(400, message, None, "invalid_form")
+
+
+def no_form(why: str) -> ApiError:
+    return ApiError(400, f"the body is not a valid form: {why}", None, "invalid_form")
+
+
+def read_fields(http: Request, model: type[Model], given: Iterable[tuple[str, str]]) -> Model:
+    """The fields of a form but for its files. Raises ApiError: 400 naming the field at fault."""
+    fields: dict[str, Any] = {}
+    for name, value in given:
+        if value or _is_needed(model, name):  # programs send what nobody has filled in
+            _put(model, fields, name, _parsed(name, value) if name in _JSON_FIELDS else value)
+    return validated(model, fields, strict=False, ignored=http.state.ignored)  # all fields of a form are texts
 
 
 class _Parser(MultiPartParser):

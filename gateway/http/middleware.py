@@ -20,7 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import metrics
 from gateway.access.api_key import ApiKey, key_gone
 from gateway.access.api_keys import ApiKeys, key_in
-from gateway.access.client_secrets import PREFIX, ClientSecrets, opens, presented_key
+from gateway.access.client_secrets import ClientSecrets, opens, presented_key
+from gateway.access.secret_text import PREFIX
 from gateway.errors import ApiError, gateway_fault
 from gateway.http.answer_span import with_firsts
 from gateway.http.bodies import Bodies, no_room
@@ -192,23 +193,37 @@ class BodyLimit:
     """Refuses larger bodies with 413 while it reads them, and drops the rest: the client must read the answer.
 
     Refuses compressed ones with 415. Refuses large ones with 503 if those of all requests are more than `bodies` may
-    hold. Sets `request.state.hold`, which counts what a request holds beside its body."""
+    hold. Sets `request.state.hold`, which counts what a request holds beside its body.
 
-    def __init__(self, app: ASGIApp, max_bytes: int, bodies: Bodies) -> None:
+    Args:
+        uploads: by "METHOD path", the most bytes of bodies that go to storage as they arrive: of each only
+            `upload_bytes` are in memory at a time."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        bodies: Bodies,
+        uploads: Mapping[str, int] = MappingProxyType({}),
+        upload_bytes: int = 0,
+    ) -> None:
         self._app, self._max_bytes, self._bodies = app, max_bytes, bodies
+        self._uploads, self._upload_bytes = uploads, min(upload_bytes, max_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        error = ApiError(413, f"the body is larger than the {self._max_bytes} bytes allowed", None, "body_too_large")
+        most = self._uploads.get(f"{scope['method']} {scope['path']}")
+        max_bytes, most_held = (self._max_bytes, self._max_bytes) if most is None else (most, self._upload_bytes)
+        error = ApiError(413, f"the body is larger than the {max_bytes} bytes allowed", None, "body_too_large")
         headers = Headers(scope=scope)
         if (coding := headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
             message = f"the body's content-encoding is {coding[:64]!r}; send it as it is, without one"
             await refuse(ApiError(415, message, None, "unsupported_content_encoding"), scope, receive, send)
             return
         declared = headers.get("content-length", "")
-        if declared.isdecimal() and int(declared) > self._max_bytes:
+        if declared.isdecimal() and int(declared) > max_bytes:
             await refuse(error, scope, receive, send)
             return
         received = 0
@@ -217,10 +232,11 @@ class BodyLimit:
             nonlocal received
             message = await (first(receive(), gives_way()) if body.size and body.arrives else receive())
             size = len(message.get("body", b""))
+            held_bytes = min(size, max(0, most_held - received))
             received += size
-            if received > self._max_bytes:
+            if received > max_bytes:
                 raise error
-            body.hold(size)
+            body.hold(held_bytes)
             body.arrives = body.arrives and message.get("more_body", False)
             return message
 
@@ -288,5 +304,5 @@ class RequireKey:
     def _key(self, presented: str, scope: Scope) -> ApiKey | None:
         key = self._keys.find(presented)
         if key is None and opens(scope) and (secret := self._secrets.find(presented)) is not None:
-            return self._keys.of_hash(secret.key_sha256)
+            return next((each for each in self._keys if self._secrets.is_of(secret, each)), None)
         return key

@@ -23,6 +23,10 @@ class StoreUnavailable(StoreError):
     """The database cannot be reached now."""
 
 
+class Conflict(StoreError):
+    """Two transactions hindered each other, and this one was undone."""
+
+
 def required(directory: Path | None, setting: str, what: str) -> Path:
     """Raises StoreError: there is no directory to keep `what` in."""
     if directory is None:
@@ -38,7 +42,7 @@ def store_errors(fault: str) -> Iterator[None]:
         yield
     except StoreUnavailable as error:
         log.error(fault, error=str(error))
-        message = f"{fault} now, as the database cannot be reached; try again"
+        message = f"{fault} now, as their storage cannot be reached; try again"
         raise ApiError(503, message, None, "storage_unavailable", retry_after_s=_RETRY_S) from error
     except (StoreError, SQLAlchemyError, sqlite3.Error) as error:
         log.error(fault, error=str(error))

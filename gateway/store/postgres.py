@@ -10,7 +10,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.store import migrations
 from gateway.store.database import Database
-from gateway.store.errors import StoreError, StoreUnavailable
+from gateway.store.errors import Conflict, StoreError, StoreUnavailable
 
 _CONNECTIONS = 8  # of one process; each has a thread
 _CONNECT_S = 5
@@ -20,6 +20,8 @@ _LOCK_MS = 10_000
 _SCHEMES = ("postgresql", "postgres")
 # Errors that say nothing of the statement: the server starts, stops, is full, or has lost the connection.
 _UNAVAILABLE = ("08", "53", "57", "25006")  # beginnings of SQLSTATE; 25006: a standby, which takes no changes
+
+_CONFLICT = "40"  # a deadlock, or what could not be put in an order
 
 
 class PostgresDatabase(Database):
@@ -53,6 +55,7 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def transaction(self, writes: bool) -> Iterator[Connection]:
+        """Raises StoreUnavailable; Conflict: nothing was changed, another try may work."""
         try:
             with super().transaction(writes) as connection:
                 yield connection
@@ -60,6 +63,8 @@ class PostgresDatabase(Database):
             raise StoreUnavailable(f"{self.where}: all connections are in use") from None
         except DBAPIError as error:
             state = getattr(error.orig, "sqlstate", None)
+            if state is not None and state.startswith(_CONFLICT):
+                raise Conflict(f"{self.where}: {_first_line(error)}") from None
             if error.connection_invalidated or state is None or state.startswith(_UNAVAILABLE):
                 raise StoreUnavailable(f"{self.where}: {_first_line(error)}") from None
             raise

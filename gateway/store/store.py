@@ -1,15 +1,17 @@
 """What all stores share."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Self, TypeVar
 
 from sqlalchemy import Connection, MetaData
 
 from gateway.store.database import Call, Database
-from gateway.store.errors import store_errors
+from gateway.store.errors import Conflict, store_errors
 from gateway.store.sqlite import SqliteDatabase
 
 Result = TypeVar("Result")
+_TRIES = 3
 
 
 class Store:
@@ -42,7 +44,7 @@ class Store:
 
     def check(self) -> None:
         """Blocking. Raises StoreError: the database cannot be used, or is damaged."""
-        self._prepare()
+        self.prepare()
         try:
             self.database.check()
         finally:
@@ -50,7 +52,7 @@ class Store:
                 self.database.close()
 
     async def __aenter__(self) -> Self:
-        await self.database.run(self._prepare)
+        await self.database.run(self.prepare)
         return self
 
     async def __aexit__(self, *_) -> None:
@@ -61,7 +63,8 @@ class Store:
             await self.database.shutdown()
 
     async def read(self, call: Call[Result]) -> Result:
-        """What `call` returns, in a transaction in the database's thread. Raises StoreError; SQLAlchemyError."""
+        """What `call` returns, in a transaction in a thread of the database's. It may be called again, as two
+        transactions may need what the other one has. Raises StoreError; SQLAlchemyError."""
         return await self._run(call, writes=False)
 
     async def write(self, call: Call[Result]) -> Result:
@@ -72,20 +75,26 @@ class Store:
         """As `write`; what is deleted stays nowhere, and a full disk does not hinder it."""
 
         def erase() -> Result:
-            self._prepare()
+            self.prepare()
             return self.database.erase(call)
 
         return await self.database.run(erase)
 
     async def _run(self, call: Call[Result], writes: bool) -> Result:
         def run() -> Result:
-            self._prepare()
-            with self.database.transaction(writes) as connection:
-                return call(connection)
+            self.prepare()
+            for _ in range(_TRIES - 1):
+                with suppress(Conflict):
+                    return self._once(call, writes)
+            return self._once(call, writes)
 
         return await self.database.run(run)
 
-    def _prepare(self) -> None:
+    def _once(self, call: Call[Result], writes: bool) -> Result:
+        with self.database.transaction(writes) as connection:
+            return call(connection)
+
+    def prepare(self) -> None:
         self.database.prepare(self.name, self.tables, self.recover)
 
 

@@ -35,6 +35,7 @@ async def hostile_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIter
         api_keys_file=keys,
         jobs_dir=directory / "jobs",
         voices_dir=directory / "voices",
+        files_dir=directory / "files",
         max_connections_of_address=CONNECTIONS,
         max_body_bytes=MAX_BODY_BYTES,
         max_realtime_bytes=MAX_REALTIME_BYTES,

@@ -141,8 +141,8 @@ ELSEWHERE = {
 
 # Settings that follow from how the containers are put together; of the models, by a variable for all stages.
 FIXED = {"host", "port", "metrics_port", "tls_cert", "tls_key", "tls_ca", "tls_server_name", "shared_memory_dir"}
-FIXED |= {"pipeline", "published_host", "api_keys_file", "jobs_dir", "voices_dir", "model", "served_model_name"}
-FIXED |= {"revision"}  # NAME@REVISION is a model, too
+FIXED |= {"pipeline", "published_host", "api_keys_file", "jobs_dir", "voices_dir", "files_dir", "model"}
+FIXED |= {"served_model_name", "revision"}  # NAME@REVISION is a model, too
 SETTINGS = {
     f"QUARTET_{process.upper()}_{setting.upper()}": process
     for process in OURS

@@ -6,6 +6,7 @@ curl and blocks of Python as they come), or write a check here that fails when a
 
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import yaml
 from typer.core import TyperGroup
 
 from cli.main import app
+from gateway.access.signing import read_signing_key
 from gateway.app import create_app
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
@@ -77,6 +79,15 @@ def pip(command: Command) -> None:
     for name, extra in re.findall(r"(\w+)\[(\w+)\]", " ".join(command.words)):
         assert name == PROJECT["name"]
         assert extra in PROJECT["optional-dependencies"]
+
+
+def openssl(command: Command) -> None:
+    """It makes a signing key."""
+    if not shutil.which("openssl"):
+        pytest.skip("no openssl here")
+    made = subprocess.run(command.words, capture_output=True, timeout=60, check=True)
+    Path("signing.key").write_bytes(made.stdout)
+    assert len(read_signing_key(Path("signing.key"))) >= 64
 
 
 def make(command: Command) -> None:
@@ -210,6 +221,7 @@ CHECKS: dict[str, Callable[[Command], None]] = {
     "quartet": quartet,
     "python": python,
     "pip": pip,
+    "openssl": openssl,
     "make": make,
     "curl": curl,
     "grpcurl": grpcurl,

@@ -99,7 +99,8 @@ def test_mutual_tls_is_added_to_an_overlay(tmp_path, overlay, components):
         secrets += [secret["secretName"] for secret in mounted if not secret.get("optional")]
     more = {"scaled": ["thinker", "dit"], "speech": []}.get(overlay, ["thinker"])
     names = ["gateway", "talker", "code2wav", *more]
-    assert sorted(secrets) == sorted(["gateway-keys", *(f"{name}-tls" for name in names)])
+    more_secrets = ["gateway-signing-key"] if overlay == "scaled" else []
+    assert sorted(secrets) == sorted(["gateway-keys", *more_secrets, *(f"{name}-tls" for name in names)])
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for each in objects:
         validate.validate(each, "1.32", strict=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from gateway.access import client_secrets
-from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest, new_key
-from gateway.access.client_secrets import AZURE_PATH, ClientSecrets, presented_key, subprotocol_of
-from gateway.errors import ApiError
+from gateway.access.api_keys import digest, new_key
+from gateway.access.client_secrets import AZURE_PATH, presented_key, subprotocol_of
+from gateway.access.secret_text import MAX_CHARACTERS
 from gateway.http.middleware import OPEN_PATHS
 from tests.support.systems.gateway import Running, running
 from tests.support.systems.routes import endpoints
@@ -31,27 +32,6 @@ OPENED |= {("POST", f"/v1/audio/{each}") for each in ("speech", "transcriptions"
 def socket(headers: dict[str, str] | None = None, subprotocols: list[str] | None = None) -> HTTPConnection:
     raw = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
     return HTTPConnection({"type": "websocket", "headers": raw, "subprotocols": subprotocols or []})
-
-
-def key(name: str = "alice", text: str = ALICE) -> ApiKey:
-    return ApiKey(ApiKeyEntry(name=name, sha256=digest(text)))  # pyright: ignore[reportCallIssue]
-
-
-class Clock:
-    now_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(clock: Clock) -> ClientSecrets:
-    return ClientSecrets(now=clock)
 
 
 @pytest.mark.parametrize(
@@ -77,63 +57,6 @@ def test_the_subprotocol_that_is_taken_is_never_the_one_with_the_key():
     assert subprotocol_of(socket({}, ["openai-insecure-api-key.K", "realtime"])) == "realtime"
     assert subprotocol_of(socket({}, ["openai-insecure-api-key.K"])) is None
     assert subprotocol_of(socket()) is None
-
-
-def test_a_secret_is_found_until_it_expires(store, clock):
-    alice, session = key(), {"instructions": "Grüße"}
-    text, made = store.make(alice, session, 10)
-    assert text.startswith("ek_")
-    assert made.expires_at == 1_000_010
-    found = store.find(text)
-    assert found == made
-    assert (found.key_sha256, found.session) == (alice.entry.sha256, session)
-    assert store.find(text[:-1]) is store.find("") is store.find("ek_") is None
-    clock.now_s += 9.5
-    assert store.find(text) == made
-    clock.now_s += 0.5
-    assert store.find(text) is None
-
-
-def test_secrets_are_bounded_for_each_key_and_together(store, clock, monkeypatch):
-    monkeypatch.setattr(client_secrets, "_MAX_SECRETS_PER_KEY", 2)
-    monkeypatch.setattr(client_secrets, "_MAX_SECRETS", 3)
-    alice, bob = key(), key("bob", BOB)
-    for _ in range(2):
-        store.make(alice, {}, 10)
-    with pytest.raises(ApiError) as caught:
-        store.make(alice, {}, 10)
-    assert (caught.value.status, caught.value.code) == (429, "too_many_client_secrets")
-    assert "'alice'" in caught.value.message
-    store.make(bob, {}, 600)
-    with pytest.raises(ApiError) as caught:
-        store.make(bob, {}, 10)
-    assert caught.value.message.startswith("there are 3 client secrets")
-    clock.now_s += 10
-    store.make(alice, {}, 10)  # those that expired count no more
-
-
-def test_what_the_secrets_sessions_take_is_bounded(store, monkeypatch):
-    with pytest.raises(ApiError) as caught:
-        store.make(None, {"instructions": "x" * 2**18}, 10)
-    assert (caught.value.status, caught.value.param) == (400, "session")
-    with pytest.raises(ApiError):
-        store.make(None, {"instructions": "\u4e2d" * 2**17}, 10)  # bytes count
-    monkeypatch.setattr(client_secrets, "_MAX_HELD_BYTES", 250)
-    store.make(None, {"instructions": "x" * 100}, 10)
-    with pytest.raises(ApiError) as caught:
-        store.make(None, {"instructions": "x" * 200}, 10)
-    assert (caught.value.status, caught.value.code) == (429, "too_many_client_secrets")
-
-
-def test_a_key_has_a_sixteenth_of_what_sessions_may_take(store):
-    alice, large = key(), {"instructions": "x" * 2**17}
-    for _ in range(31):
-        store.make(alice, large, 10)
-    with pytest.raises(ApiError, match="API key 'alice'") as caught:
-        store.make(alice, large, 10)
-    assert (caught.value.status, caught.value.code) == (429, "too_many_client_secrets")
-    store.make(key("bob", BOB), large, 10)
-    store.make(alice, {}, 10)
 
 
 @pytest.fixture
@@ -210,6 +133,103 @@ async def until_answered(gateway: Running, api_key: str, status: int) -> None:
     headers = {"authorization": f"Bearer {api_key}"}
     while (await gateway.http.get("/v1/models", headers=headers)).status_code != status:
         pass
+
+
+def write_signing_key(file: Path) -> Path:
+    file.write_text(secrets.token_hex(32))
+    return file
+
+
+async def made_by(gateway: Running, **session: str) -> str:
+    headers = {"authorization": f"Bearer {ALICE}"}
+    body = {"session": {"type": "realtime", **session}}
+    made = await gateway.http.post(f"{client_secrets.PATH}/client_secrets", json=body, headers=headers)
+    assert made.status_code == 200, made.text
+    return made.json()["value"]
+
+
+async def test_gateways_with_one_signing_key_take_each_others_secrets(key_file: Path, tmp_path: Path):
+    shared, own = (write_signing_key(tmp_path / name) for name in ("shared.key", "own.key"))
+    async with (
+        running(api_keys_file=key_file, signing_key_file=shared) as first,
+        running(api_keys_file=key_file, signing_key_file=shared) as second,
+        running(api_keys_file=key_file, signing_key_file=own) as third,
+        running(api_keys_file=key_file) as fourth,
+    ):
+        everyone = {first: "Be first.", second: "Be second.", third: "Be third.", fourth: "Be fourth."}
+        for maker, words in everyone.items():
+            made = await made_by(maker, instructions=words)
+            headers = {"authorization": f"Bearer {made}"}
+            for asked in everyone:
+                known = asked is maker or {asked, maker} == {first, second}
+                assert (await asked.chat(ASK, headers=headers)).status_code == (200 if known else 401)
+                if known:
+                    assert (await connected(asked, made))["session"]["instructions"] == words
+                else:
+                    assert await refused(asked, made) == 403
+
+        # the longest that fits into a header, and one that does not
+        words = secrets.token_urlsafe(2900)  # it hardly deflates
+        made = await made_by(first, instructions=words)
+        assert MAX_CHARACTERS - 100 < len(made) <= MAX_CHARACTERS
+        assert (await connected(second, made))["session"]["instructions"] == words
+        assert (await second.chat(ASK, headers={"authorization": f"Bearer {made}"})).status_code == 200
+        words = secrets.token_urlsafe(15_000)
+        made = await made_by(first, instructions=words)
+        assert (await connected(first, made))["session"]["instructions"] == words
+        assert (await first.chat(ASK, headers={"authorization": f"Bearer {made}"})).status_code == 200
+        assert await refused(second, made) == 403
+
+        # what a key has made is void everywhere without it
+        made = await made_by(first)
+        assert await refused(second, made) == 0
+        write_keys(key_file, alice=BOB)
+        for asked in (first, second):
+            await until_answered(asked, ALICE, 401)
+            assert await refused(asked, made) == 403
+
+
+async def test_a_secret_without_an_api_key_opens_nothing_where_there_are_keys(key_file: Path, tmp_path: Path):
+    shared = write_signing_key(tmp_path / "shared.key")
+    async with (
+        running(signing_key_file=shared) as without,
+        running(signing_key_file=shared, api_keys_file=key_file) as with_keys,
+    ):
+        made = await made_by(without, instructions="Be brief.")
+        assert (await connected(without, made))["session"]["instructions"] == "Be brief."
+        assert await refused(with_keys, made) == 403
+        assert (await with_keys.chat(ASK, headers={"authorization": f"Bearer {made}"})).status_code == 401
+
+
+async def test_what_is_no_secret_is_refused_however_it_is_made(key_file: Path):
+    """Without a fault of the server, which would be a 500."""
+    async with running(api_keys_file=key_file) as gateway, running() as open_to_all:
+        good = await made_by(gateway)
+        texts = ["ek_", "ek_x", "ek_" + "A" * 4093, "ek_" + "A" * 4094, "ek_" + "x" * 50_000, "ek_" + "-_" * 2000]
+        texts += [
+            good[:-1],
+            good + "A",
+            good + "=",
+            good[:40] + "." + good[40:],
+            "ek_" + good[3:].swapcase(),
+            good * 20,
+        ]
+        texts += [
+            "ek_" + good[3:].swapcase(),
+            "ek_\u00e9\u00ff",
+            good[:40] + "\u00e9" + good[41:],
+            "ek_\u00a0" + good[3:],
+        ]
+        for text in texts:
+            for name, value in (("authorization", f"Bearer {text}"), ("x-api-key", text)):
+                headers = {name.encode(): value.encode("latin-1")}
+                answer = await gateway.http.post("/v1/chat/completions", json=ASK, headers=headers)
+                assert answer.status_code == 401, text
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+            if text.isascii() and "=" not in text and len(text) < 8000:  # as a browser could offer it
+                assert await refused(gateway, text) == 403, text
+                assert (await connected(open_to_all, text))["error"]["code"] == "invalid_api_key", text
+        assert await refused(gateway, good) == 0
 
 
 async def test_without_api_keys_a_secret_still_brings_its_session():

@@ -7,14 +7,17 @@ from typing import Any
 
 import openai
 import pytest
+from sqlalchemy import select
 
 from gateway.access.api_keys import new_key
 from gateway.dialects.responses.items import new_id
 from gateway.dialects.responses.store import ResponseStore, Thread
+from gateway.dialects.responses.tables import items
 from tests.pure.test_api_keys import bearer, entry, write
 from tests.support.clients.responses import create, prompt
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import Running, running
+from tests.support.systems.postgres import Place
 
 ALICE, BOB = new_key(), new_key()
 TEXT = "".join(PIECES)
@@ -28,8 +31,8 @@ def said(text: str) -> dict[str, Any]:
     return {"id": new_id("msg"), "type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
 
 
-async def test_who_has_most_loses_what_is_longest_unused(tmp_path: Path) -> None:
-    async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=22_000) as store:
+async def test_who_has_most_loses_what_is_longest_unused(place: Place) -> None:
+    async with ResponseStore(place(), ttl_s=1000, max_bytes=22_000) as store:
         mine = thread()
         await store.put(mine, "small", [said("x" * 500)])
         first, second = thread(), thread()
@@ -45,8 +48,8 @@ async def test_who_has_most_loses_what_is_longest_unused(tmp_path: Path) -> None
         assert await store.get(mine.id, "small") is not None
 
 
-async def test_what_nobody_answers_to_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with ResponseStore(None, ttl_s=100, max_bytes=22_000) as store:
+async def test_what_nobody_answers_to_expires(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ResponseStore(place(), ttl_s=100, max_bytes=22_000) as store:
         await store.put(first := thread(), None, [said("a")])
         await store.put(second := thread(previous=first.id), None, [said("b")])
         now = time.time()
@@ -57,7 +60,7 @@ async def test_what_nobody_answers_to_expires(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr("time.time", lambda: now + 300)
         assert await store.get(second.id, None) is None
         await store.put(thread(), None)
-        assert not await store.rows("SELECT id FROM items", ())
+        assert not await store.read(lambda connection: connection.execute(select(items)).all())
 
 
 async def test_a_key_sees_its_own_and_another_gateway_goes_on(tmp_path: Path) -> None:
@@ -82,13 +85,10 @@ async def test_a_key_sees_its_own_and_another_gateway_goes_on(tmp_path: Path) ->
             await create(gateway, "more", previous_response_id=made.id, extra_headers=bearer(BOB))
 
 
-async def test_what_a_gateway_left_unfinished_is_told_as_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_a_gateway_of_before_leases_left_unfinished_is_told_as_failed(tmp_path: Path) -> None:
     async with ResponseStore(tmp_path, ttl_s=1000, max_bytes=22_000) as store:
         lost = Thread(new_id("resp"), 0, None, {"status": "in_progress", "background": True})
         await store.put(lost, None)
-        await store.write("UPDATE threads SET used_at = ? WHERE id = ?", (time.time() - 200, lost.id))
     async with running(responses_dir=tmp_path) as gateway:
         told = (await gateway.http.get(f"/v1/responses/{lost.id}")).json()
         assert (told["status"], told["error"]["code"]) == ("failed", "server_error")
@@ -125,13 +125,13 @@ async def _held(gateway: Running) -> str:
     thinker.hold, thinker.after = True, 2
     made = await create(gateway, background=True)
     await asyncio.wait_for(thinker.holding.wait(), 60)
-    await gateway.until(lambda: gateway.app.state.responses._background[made.id].run.output)
+    await gateway.until(lambda: gateway.app.state.responses.background.get(made.id).run.output)
     return made.id
 
 
-async def test_rows_count_as_bytes_and_give_them_back() -> None:
+async def test_rows_count_as_bytes_and_give_them_back(place: Place) -> None:
     """Small rows and wide characters fill a store, too; what is removed makes room."""
-    async with ResponseStore(None, ttl_s=1000, max_bytes=22_000) as store:
+    async with ResponseStore(place(), ttl_s=1000, max_bytes=22_000) as store:
         empty = [thread() for _ in range(60)]
         for each in empty:
             await store.put(each, "small")
@@ -147,8 +147,8 @@ async def test_rows_count_as_bytes_and_give_them_back() -> None:
         assert await store.item_of(conversation.id, "one") is not None
 
 
-async def test_pages_of_items() -> None:
-    async with ResponseStore(None, ttl_s=1000, max_bytes=22_000) as store:
+async def test_pages_of_items(place: Place) -> None:
+    async with ResponseStore(place(), ttl_s=1000, max_bytes=22_000) as store:
         talk = thread()
         await store.put(talk, None, [said("x") | {"id": f"i{n}"} for n in range(5)])
 

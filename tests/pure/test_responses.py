@@ -327,7 +327,7 @@ async def test_a_response_in_the_background_is_followed_left_and_got(gateway: Ru
     assert numbers == list(range(len(numbers)))
     assert rest[-1].type == "response.completed"
     assert (await responses.retrieve(made.id)).output_text == TEXT
-    assert gateway.app.state.responses._background[made.id].task.exception() is None
+    assert gateway.app.state.responses.background.get(made.id).task.exception() is None
     again = [event async for event in await responses.retrieve(made.id, stream=True)]
     assert len(again) == len(numbers)
     await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)
@@ -341,7 +341,7 @@ async def test_a_response_in_the_background_is_cancelled(gateway: Running) -> No
     await thinker.holding.wait()
     cancelled = await responses.cancel(made.id)
     assert cancelled.status == "cancelled"
-    assert gateway.app.state.responses._background[made.id].task.cancelled()
+    assert gateway.app.state.responses.background.get(made.id).task.cancelled()
     await gateway.until(lambda: thinker.ended == ["cancelled"])
     assert (await responses.cancel(made.id)).status == "cancelled"
     assert gateway.app.state.gateway.admission.in_flight == 0

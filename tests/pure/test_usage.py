@@ -52,7 +52,7 @@ class OneOfSeveral:
         self.usage = Usage(database, self.shared, self.keys)
 
     def key(self, name: str) -> ApiKey:
-        return next(key for key in self.keys._keys if key.name == name)
+        return next(key for key in self.keys if key.name == name)
 
     def begin(self, name: str) -> ExitStack:
         """A request that runs until it is closed. Raises ApiError."""
@@ -381,14 +381,14 @@ async def test_counting_the_last_seconds_again_is_counting_all(tmp_path: Path) -
     write(tmp_path / "keys.yaml", entry("rate", new_key(), requests_per_minute=40))
     shared = SharedState(now=lambda: time.at_s)
     keys = ApiKeys(tmp_path / "keys.yaml", shared)
-    (key,), own = keys._keys, OwnUsage(shared)
+    (key,), own = keys, OwnUsage(shared)
     for _ in range(300):
         time.at_s += dice.choice([0.1, 0.7, 1, 3, 20])
         for _ in range(dice.randrange(5)):
             with contextlib.suppress(ApiError), key.request():
                 if dice.random() < 0.3:
                     key.refund()
-        assert await own.read(keys.entries) == await OwnUsage(shared).read(keys.entries)
+        assert await own.read([key.entry]) == await OwnUsage(shared).read([key.entry])
 
 
 async def test_two_gateways_serve_one_key(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,17 @@ def test_without_its_file_of_keys_it_does_not_start(tmp_path: Path):
     assert f"{tmp_path}/none.yaml:1: cannot be read" in missing
 
 
+@pytest.mark.parametrize(("key", "reason"), [(None, ": No such file or directory"), ("short", " has 5 bytes")])
+def test_without_a_signing_key_in_its_file_it_does_not_start(tmp_path: Path, key: str | None, reason: str):
+    file = tmp_path / "signing.key"
+    if key is not None:
+        file.write_text(key)
+    for workers in (1, 2):
+        said = refused(f"--signing-key-file={file}", f"--workers={workers}")
+        assert said.startswith(f"--signing-key-file: {file}{reason}")
+        assert "openssl rand" in said
+
+
 async def test_with_keys_it_listens_for_others(tmp_path: Path):
     file = tmp_path / "keys.yaml"
     file.write_text(f'keys:\n  - name: alice\n    sha256: "{digest(new_key())}"\n')

@@ -11,6 +11,7 @@ from gateway.access.places import Places
 from gateway.answers.answer import Answer, usage
 from gateway.answers.chat_dialog import needs_dialog
 from gateway.answers.conversation import MediaPart, Message
+from gateway.answers.files.parts import with_files
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import to_jobs
 from gateway.answers.request import ChatCompletionRequest
@@ -18,7 +19,7 @@ from gateway.answers.turn import AnswerEvent
 from gateway.dialects.openai.answer import Form
 from gateway.dialects.openai.chat import AnswerKind, ChatRun
 from gateway.errors import ApiError, invalid
-from gateway.http.connection import admitted, respond
+from gateway.http.connection import admitted, owner_of, respond
 from gateway.http.forms import JSON, page, read_json
 from gateway.pipeline.run import Job, run
 from gateway.validation import Listed
@@ -62,6 +63,8 @@ async def batch(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -
     request.check()
     request.model = gateway.catalog.meant(request.model) or ""
     gateway.catalog.stage_for("text", request.model, takes_loras=True)
+    for i, messages in enumerate(request.messages):
+        request.messages[i] = await with_files(gateway, messages, owner_of(http), f"messages[{i}]")
     return await respond(http, BatchRun(gateway, request, http), streams=False)
 
 

@@ -13,6 +13,7 @@ from gateway.access.places import Places
 from gateway.answers.answer import Answer, WholeAnswer, prompt_logprobs, usage
 from gateway.answers.beams import beams
 from gateway.answers.chat_dialog import needs_dialog, run_dialog
+from gateway.answers.files.parts import with_files
 from gateway.answers.gateway import Gateway
 from gateway.answers.image_chat import ImageChat, answers_with_images
 from gateway.answers.jobs import to_jobs
@@ -44,6 +45,7 @@ async def chat_completions(http: Request, gateway: Annotated[Gateway, Depends(ad
 async def answer_chat(http: Request, gateway: Gateway, request: ChatCompletionRequest) -> Response:
     """Raises ApiError."""
     request.model = gateway.catalog.meant(request.model) or ""
+    request.messages = await with_files(gateway, request.messages, owner_of(http))
     stage = _stage(gateway, request)
     if KINDS[stage.kind].is_diffusion:
         chat = ImageRun(gateway, request, http, stage)

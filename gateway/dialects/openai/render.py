@@ -7,6 +7,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.completion import CompletionRun
+from gateway.answers.files.parts import with_files
 from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import to_jobs
 from gateway.answers.meter import Meter
@@ -68,6 +69,7 @@ async def render_chat(http: Request, gateway: Annotated[Gateway, Depends(admitte
     request = await read_json(http, ChatRenderRequest)
     request.model = gateway.catalog.meant(request.model) or ""
     gateway.catalog.stage_for("text", request.model, takes_loras=True)
+    request.messages = await with_files(gateway, request.messages, owner_of(http))
     meter = Meter.of(http.state, gateway.settings.request_timeout_s)
     with in_own_terms(request.own_name):
         (job,) = await to_jobs(gateway, request.model_copy(update={"n": 1}), meter.request_id, owner_of(http))

@@ -17,7 +17,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from gateway.access.api_keys import key_in
-from gateway.access.client_secrets import CALLS_PATH, PREFIX, presented_key
+from gateway.access.client_secrets import CALLS_PATH, presented_key
+from gateway.access.secret_text import PREFIX
 from gateway.answers.gateway import Gateway
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import ClientGone, admitted, counted, key_of, while_connected

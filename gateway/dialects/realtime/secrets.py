@@ -1,6 +1,7 @@
 """Client secrets: keys of pages and phones that expire, with the realtime session they were made for.
 
-Only the gateway that made a secret knows it."""
+Each gateway with the same signing key takes a secret, unless its session is a large one: the gateway that made it has
+that alone."""
 
 import json
 from typing import Annotated, Any, Literal
@@ -9,7 +10,8 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.requests import HTTPConnection
 
-from gateway.access.client_secrets import PATH, PREFIX, ClientSecret, presented_key
+from gateway.access.client_secrets import PATH, ClientSecret, presented_key
+from gateway.access.secret_text import PREFIX
 from gateway.answers.catalog import not_reached
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.registry import offered
@@ -33,7 +35,7 @@ def secret_of(socket: HTTPConnection) -> ClientSecret | None:
         return None
     found = socket.app.state.client_secrets.find(presented)
     if found is None:
-        why = "it has expired, or is another gateway's"
+        why = "it has expired, was changed, or is another gateway's"
         message = f"the client secret is not known here: {why}; make one by POST {PATH}/client_secrets"
         raise ApiError(401, message, None, "invalid_api_key")
     return found

@@ -7,6 +7,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.jobs import to_jobs
 from gateway.answers.request import Tool
 from gateway.answers.turns import Dialog
+from gateway.dialects.responses.files import filled
 from gateway.dialects.responses.messages import Messages, chat_request, last_picture, own_name
 from gateway.dialects.responses.output import OutputItem
 from gateway.dialects.responses.parts import Item
@@ -19,7 +20,7 @@ class ResponseDialog(Dialog):
 
     def __init__(self, gateway: Gateway, spec: ResponseSpec, outputs: Sequence[OutputItem]) -> None:
         self._gateway, self._spec, self._outputs = gateway, spec, outputs
-        self._context = [*spec.earlier, *((f"input[{i}]", item) for i, item in enumerate(spec.items))]
+        self._context = [(place, filled(item, spec.files)) for place, item in spec.named_items]
         self._added = 0  # outputs that the context has
         self._messages, self._places = Messages(sees_images=False), list[str]()
 

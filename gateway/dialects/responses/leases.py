@@ -65,13 +65,16 @@ class Leases:
         mine, is_time = threads.c.holder == self.name, time.monotonic() - self._renewed_s >= RENEWAL_S
         found = select(threads.c.id, threads.c.cancels).where(mine)
 
+        def look(connection: Connection) -> dict[str, bool]:
+            return {row.id: row.cancels for row in connection.execute(found)}
+
         def renew(connection: Connection) -> dict[str, bool]:
             changes = {"held_until": clock.now(connection) + LEASE_S, "used_at": time.time()}
             connection.execute(update(threads).where(mine).values(changes))
-            return dict(connection.execute(found).tuples().all())
+            return look(connection)
 
         if not is_time:
-            return await self._store.read(lambda connection: dict(connection.execute(found).tuples().all()))
+            return await self._store.read(look)
         held = await self._store.write(renew)
         self._renewed_s = time.monotonic()
         return held
@@ -86,14 +89,15 @@ class Leases:
         many it ended."""
 
         def end(connection: Connection) -> int:
+            self._store.database.lock(connection, "responses.end_lost")
             over = clock.now(connection)
             lost = select(threads.c.id, threads.c.body).where(
                 threads.c.holder.is_not(None), threads.c.held_until < over
             )
-            found = connection.execute(lost.with_for_update(skip_locked=True)).all()
+            found = connection.execute(lost.with_for_update()).all()
             for row in found:
                 body = json.loads(row.body) | {"status": "failed", "error": LOST}
-                connection.execute(update(threads).where(threads.c.id == row.id).values(holder=None))
+                connection.execute(update(threads).where(threads.c.id == row.id).values(holder=None, held_until=over))
                 self._store.complete(connection, row.id, body, [])
                 last = select(func.max(events.c.number)).where(events.c.thread == row.id)
                 number = connection.execute(last).scalar()

@@ -8,6 +8,7 @@ from typing import Any
 
 from gateway.answers import conversation
 from gateway.answers.extensions import TextMembers
+from gateway.answers.files.parts import image_part
 from gateway.answers.request import (
     ChatCompletionRequest,
     JsonObjectFormat,
@@ -20,7 +21,7 @@ from gateway.answers.request import (
 from gateway.answers.tools.calls import HostedTool
 from gateway.answers.tools.events import made_url
 from gateway.answers.tools.registry import tool_of
-from gateway.dialects.responses.parts import Item, chat_parts, image_part
+from gateway.dialects.responses.parts import Item, chat_parts
 from gateway.dialects.responses.schema import ResponseRequest, TextFormat
 from gateway.dialects.responses.tools import flat_name
 from gateway.errors import invalid

@@ -10,16 +10,18 @@ from typing import Any
 import structlog
 
 from gateway.access.api_key import ApiKey
+from gateway.answers.files.contents import read_files
 from gateway.answers.gateway import Gateway
 from gateway.answers.tools.registry import available
 from gateway.dialects.responses.background import Background, BackgroundRuns, followed
+from gateway.dialects.responses.files import named_files
 from gateway.dialects.responses.items import new_id, read_items
 from gateway.dialects.responses.leases import LEASE_S, LOST, Leases
 from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.run import ResponseRun
 from gateway.dialects.responses.schema import ResponseRequest
-from gateway.dialects.responses.spec import ResponseSpec
+from gateway.dialects.responses.spec import ResponseSpec, with_places
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.dialects.responses.tools import read_tools
 from gateway.errors import ApiError, invalid
@@ -81,9 +83,10 @@ class Responses:
         earlier = await self._earlier(request, owner, hold, held)
         if not earlier and not items:
             raise invalid("input", "required, but missing", "missing_required_parameter")
+        files = await read_files(self.gateway, named_files(with_places(earlier, items)), owner)
         response_id = new_id("resp")
         name, sampling = request_id or response_id, _sampling(self.gateway, request)
-        spec = ResponseSpec(request, tools, earlier, items, sampling, response_id, name, key, log_fields)
+        spec = ResponseSpec(request, tools, earlier, items, sampling, response_id, name, key, log_fields, files)
         log_fields |= {"response_id": response_id, "stream": bool(request.stream)}
         return ResponseRun(self.gateway, spec, self._keep)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from gateway.access.api_key import ApiKey
 from gateway.answers.answer import WholeAnswer, usage
+from gateway.answers.files.contents import FileContent
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.schema import ResponseRequest
 from gateway.dialects.responses.tools import Tools
@@ -34,6 +35,7 @@ class ResponseSpec:
         request_id: names it in every stage.
         key: whose response it is; None where there are no keys.
         log: fields of the log line, filled in.
+        files: uploaded ones that items name, by id.
         created_at: Unix seconds.
         arrived: `time.monotonic()` then.
     """
@@ -47,8 +49,13 @@ class ResponseSpec:
     request_id: str
     key: ApiKey | None
     log: dict[str, Any]
+    files: Mapping[str, FileContent]
     created_at: int = field(default_factory=lambda: int(time.time()))
     arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def named_items(self) -> list[tuple[str, Item]]:
+        return with_places(self.earlier, self.items)
 
     @property
     def owner(self) -> str | None:
@@ -90,6 +97,11 @@ class ResponseSpec:
             "metadata": request.metadata or {},
             "quartet": last.quartet() if last is not None and last.has_ended else None,
         }
+
+
+def with_places(earlier: Sequence[tuple[str, Item]], items: Sequence[Item]) -> list[tuple[str, Item]]:
+    """All items, each with its place in the request, or with the member that named an earlier turn."""
+    return [*earlier, *((f"input[{i}]", item) for i, item in enumerate(items))]
 
 
 def usage_of(answers: Sequence[WholeAnswer]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from gateway.answers.completion import ask_tokenizer, detokenize
 from gateway.answers.conversation import Message
 from gateway.answers.extensions import PromptEnd
+from gateway.answers.files.parts import with_files
 from gateway.answers.gateway import Gateway
 from gateway.answers.meter import Meter
 from gateway.answers.prompt_messages import Pending, attach_media, fill_messages, fill_tools, refuse_long
@@ -58,7 +59,9 @@ async def tokenize(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
     request.check_end()
     refuse_long((request.prompt or "",), "prompt")
     start = thinker_pb2.GenerateStart(wants_prompt_token_ids=True)
-    pending = fill_messages(start, gateway, request.messages or (), owner_of(http), request.model)
+    await gateway.transcripts.load(request.messages or ())
+    messages = await with_files(gateway, request.messages or (), owner_of(http))
+    pending = fill_messages(start, gateway, messages, owner_of(http), request.model)
     fill_tools(start, request.tools, None)
     request.end(start)
     request.choose_frames(start)

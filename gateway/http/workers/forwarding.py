@@ -18,18 +18,17 @@ from gateway.http.workers import merge as merging
 from gateway.http.workers.relay import relay
 from gateway.http.workers.worker import Worker
 
-# Only the first process has jobs, stored and background responses, profiles and adapters.
+# Only the first process has jobs, profiles and adapters.
 _KEPT_BY_FIRST = (
     "/ready",  # no gateway is ready without its first process
     "/v1/videos",
-    "/v1/responses",
-    "/v1/conversations",
     "/inference/v1/",
     "/start_profile",
     "/stop_profile",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
 )
+_KEPT_IN_MEMORY = ("/v1/responses", "/v1/conversations")  # of the first process, unless all share them
 _FIRST = 0
 # These paths need the answers of all processes, merged.
 _TOGETHER = {"/metrics": merging.metrics, "/v1/quartet/trace/": merging.trace}
@@ -43,10 +42,15 @@ log = structlog.get_logger()
 
 
 class WorkerRouter:
-    """Serves a request here, in the first worker, or in all."""
+    """Serves a request here, in the first worker, or in all.
 
-    def __init__(self, app: ASGIApp, worker: Worker) -> None:
+    Args:
+        shares_responses: whether all workers have the responses that are kept.
+    """
+
+    def __init__(self, app: ASGIApp, worker: Worker, shares_responses: bool) -> None:
         self._app, self._worker = app, worker
+        self._kept = _KEPT_BY_FIRST if shares_responses else (*_KEPT_BY_FIRST, *_KEPT_IN_MEMORY)
         self._clients: dict[int, httpx.AsyncClient] = {}
         self._merging, self._page, self._merged_s = asyncio.Lock(), Response(), -float("inf")
 
@@ -54,7 +58,7 @@ class WorkerRouter:
         if scope["type"] == "lifespan" or scope["client"] is None:  # a sibling's request, by this process's own socket
             await self._app(scope, receive, send)
             return
-        path, is_kept = scope["path"], not self._worker.is_first and scope["path"].startswith(_KEPT_BY_FIRST)
+        path, is_kept = scope["path"], not self._worker.is_first and scope["path"].startswith(self._kept)
         if scope["type"] == "websocket":
             if is_kept:
                 headers = _passed_on(scope["headers"])

@@ -232,7 +232,10 @@ def background(client: Attacker) -> str:
 
 
 def secrets(client: Attacker) -> str:
-    session = {"type": "realtime", "instructions": "x" * client.draw.choice([1, 9000, 250_000, 300_000])}
+    length = client.draw.choice([1, 9000, 250_000, 300_000])
+    deflates = client.draw.random() < 0.5  # else it is kept, unless it is short
+    words = "x" * length if deflates else "".join(client.draw.choices("abcdefghijklmnop", k=length))
+    session = {"type": "realtime", "instructions": words}
     body = {"session": session, "expires_after": {"anchor": "created_at", "seconds": 7200}}
     for _ in range(client.draw.choice([0, 30])):
         client.send("POST /v1/realtime/client_secrets", json.dumps(body).encode(), whole=True)

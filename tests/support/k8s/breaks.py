@@ -40,6 +40,10 @@ BREAKS: dict[str, tuple[str, Any]] = {
     "a setting's value": ("ConfigMap talker-settings data QUARTET_TALKER_MAX_RUNNING_REQUESTS", "many"),
     "an address": ("ConfigMap gateway-settings data QUARTET_GATEWAY_STAGE", '{"talker": "dns:///talker:1"}'),
     "keys that nobody mounts": ("Deployment gateway FIRST volumeMounts 0 mountPath", "/keys"),
+    "a signing key that nobody mounts": (
+        "ConfigMap gateway-settings data QUARTET_GATEWAY_SIGNING_KEY_FILE",
+        "/run/quartet/signing.key",
+    ),
     "no keys": ("ConfigMap gateway-settings data QUARTET_GATEWAY_API_KEYS_FILE", None),
     "loopback": ("ConfigMap talker-settings data QUARTET_TALKER_HOST", "127.0.0.1"),
     "another model": ("ConfigMap model data QUARTET_TALKER_MODEL", "Qwen/Other"),

@@ -180,7 +180,7 @@ def _environment(cluster: Cluster) -> Iterator[str]:
             continue
         if settings.host != "0.0.0.0":
             yield f"Deployment {name} listens on {settings.host}: neither its probes nor its peers reach it"
-        for setting in ("tls_cert", "tls_key", "tls_ca", "api_keys_file"):
+        for setting in ("tls_cert", "tls_key", "tls_ca", "api_keys_file", "signing_key_file"):
             file = getattr(settings, setting, None)
             if file is not None and str(file.parent) not in _secret_mounts(pod_of(each)):
                 yield f"Deployment {name}: no Secret is mounted at {file.parent}, for {setting}"

@@ -1,0 +1,1 @@
+"""Files that clients upload, and name in later requests."""

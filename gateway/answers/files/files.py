@@ -1,0 +1,163 @@
+"""Uploaded files: what is known of them, and their bytes."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import structlog
+
+from gateway.answers.files.store import FileStore, StoredFile, no_room_for
+from gateway.errors import ApiError
+from gateway.settings import GatewaySettings
+from gateway.store.blobs import Blobs
+from gateway.store.database import Database
+from gateway.store.errors import StoreError, required, store_errors
+from gateway.tasks import cancel
+
+SWEEP_S = 3600.0
+_SETTLED_S = 3600.0  # the row of a file is written at once after its bytes: those without one are then nobody's
+
+log = structlog.get_logger()
+
+
+class Files:
+    """From `begin` to `close`, expired files are removed, and bytes that a crash left without a row.
+
+    Args:
+        place: of the rows, as of `Store`.
+
+    Raises:
+        ApiError: from every method: 500, the place cannot be used; 503, it cannot be reached.
+    """
+
+    def __init__(self, place: Database | Path | None, settings: GatewaySettings) -> None:
+        with store_errors(FileStore.fault):
+            if settings.blobs_url is None:
+                folder = required(settings.files_dir, "files_dir", "files")
+                self._blobs = Blobs(folder / "blobs", "files_dir")
+            else:
+                self._blobs = Blobs(settings.blobs_url, "blobs_url")
+            if place is None:
+                place = required(settings.files_dir, "files_dir", "files")
+        self.store = FileStore(place, settings.max_files_bytes, settings.max_files_per_key)
+        self._arriving = 0  # bytes
+        self._max_bytes = settings.max_files_bytes
+
+    def begin(self) -> None:
+        self._sweeping = asyncio.create_task(self._sweep_often())
+
+    async def close(self) -> None:
+        await cancel(self._sweeping)
+        await self.store.close()
+
+    async def create(
+        self, pieces: AsyncIterable[bytes], owner: str | None, described: Callable[[], StoredFile]
+    ) -> StoredFile:
+        """Keeps a file. If this raises, or is cancelled, nothing of it is left.
+
+        Args:
+            described: says what it is when all pieces were read; its size and its owner are filled in.
+
+        Raises:
+            ApiError: 400, there is no room; what `pieces` and `described` raise.
+        """
+        file_id = f"file-{secrets.token_hex(16)}"
+        left_bytes = await self.store.check_room(owner or "")
+        async with aclosing(self._counted(pieces, left_bytes)) as counted:
+            with store_errors(FileStore.fault):
+                size = await self._blobs.put(self._name(file_id), counted)
+        try:
+            file = replace(described(), id=file_id, owner=owner or "", bytes=size)
+            await self.store.add(file)
+        except BaseException:
+            await asyncio.shield(self._forget(file_id))
+            raise
+        return file
+
+    async def _forget(self, file_id: str) -> None:
+        try:
+            await self._blobs.delete(self._name(file_id))
+        except StoreError as error:  # a sweep does it later
+            log.error("the bytes of a file are left", file=file_id, error=str(error))
+
+    async def _counted(self, pieces: AsyncIterable[bytes], left_bytes: int) -> AsyncGenerator[bytes, None]:
+        """Raises ApiError: 400, all that arrive now are more than there is room for."""
+        size = 0
+        try:
+            async for piece in pieces:
+                size += len(piece)
+                self._arriving += len(piece)
+                if self._arriving > left_bytes:
+                    raise no_room_for(self._max_bytes)
+                yield piece
+        finally:
+            self._arriving -= size
+
+    async def get(self, file_id: str, owner: str | None) -> StoredFile | None:
+        """None: there is none, or it is another owner's."""
+        file = await self.store.get(file_id, owner)
+        if file is None:
+            await self._sweep_expired([file_id])
+        return file
+
+    async def open(self, file: StoredFile, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
+        """Its bytes from `start` to before `end`, or to its own. Raises ApiError: 404, they were removed."""
+        with store_errors(FileStore.fault):
+            pieces = await self._blobs.open(self._name(file.id), start, end)
+        if pieces is None:
+            log.error("the bytes of a file are gone", file=file.id)
+            raise ApiError(404, f"{file.id}: its bytes were removed from this server's storage", None, "not_found")
+        return _told(pieces)
+
+    async def delete(self, file: StoredFile) -> None:
+        """The bytes go first: what was told to be deleted is."""
+        await self._remove([file.id])
+
+    async def sweep(self) -> None:
+        """Removes what has expired, and bytes without a row."""
+        await self._sweep_expired()
+        with store_errors(FileStore.fault):
+            async for names in self._blobs.older(self.store.space, time.time() - _SETTLED_S):
+                ids = {name.rpartition("/")[2]: name for name in names}
+                for file_id in ids.keys() - await self.store.known(list(ids)):
+                    await self._blobs.delete(ids[file_id])
+                    log.warning("removed the bytes of no file", file=file_id)
+
+    async def _sweep_expired(self, only: Sequence[str] | None = None) -> None:
+        while expired := await self.store.expired(only):
+            await self._remove(expired)
+
+    async def _remove(self, ids: Sequence[str]) -> None:
+        with store_errors(FileStore.fault):
+            for file_id in ids:
+                await self._blobs.delete(self._name(file_id))
+        await self.store.remove(ids)
+
+    async def _sweep_often(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except ApiError:  # the store has logged it
+                pass
+            except Exception:
+                log.exception("files cannot be swept")
+            await asyncio.sleep(SWEEP_S)
+
+    def _name(self, file_id: str) -> str:
+        return f"{self.store.space}/{file_id}"
+
+
+def has_files(settings: GatewaySettings) -> bool:
+    """Whether an earlier gateway may have left some. Blocking."""
+    return settings.files_dir is not None and (settings.files_dir / f"{FileStore.name}.sqlite").exists()
+
+
+async def _told(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """With errors as clients get them."""
+    with store_errors(FileStore.fault):
+        async for piece in pieces:
+            yield piece

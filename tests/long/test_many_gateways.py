@@ -1,0 +1,262 @@
+"""Three gateways with one database behind nginx, round robin: clients go on while gateways are killed or stand still.
+
+What is checked at the end: every response in the background has ended exactly once, and each gateway says the same of
+it; nothing of one key was seen by the other.
+"""
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psycopg
+import pytest
+
+from gateway.dialects.responses.leases import LEASE_S
+from tests.support.clients.voices import IMITATOR, SAMPLE, keys
+from tests.support.scripted.stages import ScriptedStages, scripted_stages
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import SPEECH
+from tests.support.systems.gateways import Gateways, gateways, has_nginx
+
+TEXT = "".join(PIECES)
+OWNERS = ("alice", "bob")
+ENDED = ("completed", "failed", "cancelled", "incomplete")
+GUARD_S = 120.0
+pytestmark = [
+    pytest.mark.skipif(not has_nginx(), reason="nginx is not installed"),
+    pytest.mark.timeout(1800),
+]
+
+
+@dataclass
+class Clients:
+    """What clients at `url` did and saw.
+
+    Attributes:
+        requests: by how they ended.
+        jobs: (owner, first end that was seen) of each response in the background.
+        kept: (owner, path) of what stays.
+    """
+
+    url: str
+    requests: Counter[str] = field(default_factory=Counter)
+    jobs: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    kept: list[tuple[str, str]] = field(default_factory=list)
+
+    async def __aenter__(self) -> "Clients":
+        self._http = httpx.AsyncClient(base_url=self.url, timeout=GUARD_S, verify=False)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def ask(self, owner: str, method: str, path: str, **sent: Any) -> Any:
+        """The body of the answer. A gateway that is killed ends a request, and the client sends it again, as OpenAI's
+        does."""
+        key = sent.pop("key", owner)
+        for _ in range(100):
+            try:
+                answer = await self._http.request(method, path, headers={"authorization": f"Bearer {key}"}, **sent)
+            except httpx.TransportError:
+                self.requests["broken off"] += 1
+                await asyncio.sleep(0.1)
+                continue
+            self.requests[str(answer.status_code)] += 1
+            if answer.status_code in (502, 503, 504):
+                await asyncio.sleep(0.1)
+                continue
+            if answer.status_code in (404, 409) and method in ("DELETE", "POST"):
+                return None  # the try before did it, and its answer was lost
+            assert answer.status_code == 200, f"{method} {path}: {answer.status_code} {answer.text}"
+            return answer.json() if "json" in answer.headers["content-type"] else answer.content
+        raise AssertionError(f"{method} {path}: no gateway answers")
+
+    async def chain(self, owner: str) -> None:
+        """Responses that build on each other, at any gateway."""
+        made = await self.ask(owner, "POST", "/v1/responses", json={"model": "scripted", "input": "hi"})
+        more = {"model": "scripted", "input": "more", "previous_response_id": made["id"]}
+        second = await self.ask(owner, "POST", "/v1/responses", json=more)
+        found = await self.ask(owner, "GET", f"/v1/responses/{second['id']}")
+        assert found["output"][0]["content"][0]["text"] == TEXT
+        self.kept.append((owner, f"/v1/responses/{second['id']}"))
+
+    async def background(self, owner: str) -> None:
+        body = {"model": "scripted", "input": "hi", "background": True}
+        made = await self.ask(owner, "POST", "/v1/responses", json=body)
+        self.jobs[made["id"]] = (owner, None)
+        while (now := await self.ask(owner, "GET", f"/v1/responses/{made['id']}"))["status"] not in ENDED:
+            await asyncio.sleep(0.2)
+        self.jobs[made["id"]] = (owner, now["status"])
+        self.kept.append((owner, f"/v1/responses/{made['id']}"))
+
+    async def conversation(self, owner: str) -> None:
+        made = await self.ask(owner, "POST", "/v1/conversations", json={"metadata": {"of": owner}})
+        path = f"/v1/conversations/{made['id']}"
+        said = {"type": "message", "role": "user", "content": "earlier"}
+        await self.ask(owner, "POST", f"{path}/items", json={"items": [said]})
+        body = {"model": "scripted", "input": "hi", "conversation": made["id"]}
+        await self.ask(owner, "POST", "/v1/responses", json=body)
+        items = (await self.ask(owner, "GET", f"{path}/items"))["data"]
+        assert len(items) >= 3, items  # a request that was sent twice may have been answered twice
+        self.kept.append((owner, path))
+
+    async def voice(self, owner: str) -> None:
+        name = f"voice{random.randrange(10**9)}"
+        form = {"name": (None, name), "consent": (None, "cons_1"), "audio_sample": ("sample", SAMPLE)}
+        await self.ask(owner, "POST", "/v1/audio/voices", files=form)
+        listed = (await self.ask(owner, "GET", "/v1/audio/voices"))["voices"]
+        (voice_id,) = [voice["id"] for voice in listed if voice["name"] == name]
+        body = {"model": "scripted", "input": "Good morning.", "voice": voice_id, "response_format": "pcm"}
+        assert await self.ask(owner, "POST", "/v1/audio/speech", json=body)
+        await self.ask(owner, "DELETE", f"/v1/audio/voices/{voice_id}")
+
+    async def secret(self, owner: str) -> None:
+        made = await self.ask(owner, "POST", "/v1/realtime/client_secrets", json={})
+        chat = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+        answer = await self.ask(owner, "POST", "/v1/chat/completions", json=chat, key=made["value"])
+        assert answer["choices"][0]["message"]["content"] == TEXT
+
+    async def spoken(self, owner: str) -> None:
+        """Two turns, the second of which refers to the sound of the first."""
+        user = {"role": "user", "content": "hi"}
+        chat = {"model": "scripted", "modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "wav"}}
+        first = await self.ask(owner, "POST", "/v1/chat/completions", json=chat | {"messages": [user]})
+        audio_id = first["choices"][0]["message"]["audio"]["id"]
+        await asyncio.sleep(0.5)  # it is in the database a moment later
+        turns = [user, {"role": "assistant", "audio": {"id": audio_id}}, user]
+        try:
+            await self.ask(owner, "POST", "/v1/chat/completions", json=chat | {"messages": turns})
+        except AssertionError as error:
+            assert "is unknown" in str(error)
+            self.requests["audio ids lost"] += 1  # its gateway was killed before it had stored it
+
+    async def file(self, owner: str) -> None:
+        form = {"purpose": (None, "user_data"), "file": ("a.txt", owner.encode() * 1000)}
+        made = await self.ask(owner, "POST", "/v1/files", files=form)
+        assert await self.ask(owner, "GET", f"/v1/files/{made['id']}/content") == owner.encode() * 1000
+        self.kept.append((owner, f"/v1/files/{made['id']}"))
+
+    async def look_at_others(self) -> None:
+        """Nothing of another key is ever seen."""
+        for owner, path in random.sample(self.kept, min(3, len(self.kept))):
+            (other,) = set(OWNERS) - {owner}
+            try:
+                answer = await self._http.get(path, headers={"authorization": f"Bearer {other}"})
+            except httpx.TransportError:
+                continue
+            assert answer.status_code in (404, 502, 503, 504), path
+
+    @property
+    def flows(self) -> list[Callable[[str], Coroutine[Any, Any, None]]]:
+        flows = [self.chain, self.conversation, self.voice, self.secret, self.spoken, self.file]
+        return [*flows, self.background, self.background]
+
+
+@pytest.fixture
+async def stages() -> AsyncIterator[ScriptedStages]:
+    """That take up to 2 s: a gateway is killed in the middle of many answers."""
+    async with scripted_stages() as started:
+        started.infos["talker"].info.talker.CopyFrom(IMITATOR)
+        started.infos["talker"].info.talker.speakers.append("ethan")
+        started.scripts["thinker"].takes_s = lambda: random.uniform(0.0, 2.0)
+        yield started
+
+
+@pytest.fixture
+async def three(stages: ScriptedStages, tmp_path: Path, postgres_url: str) -> AsyncIterator[Gateways]:
+    (tmp_path / "signing.key").write_bytes(random.randbytes(32))
+    shared = {
+        "database_url": postgres_url,
+        "api_keys_file": keys(tmp_path),
+        "signing_key_file": tmp_path / "signing.key",
+        "files_dir": tmp_path / "files",
+    }
+    async with gateways(3, SPEECH, stages.addresses, tmp_path, **shared) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("requests", "kills"),
+    [
+        pytest.param(100, 3, marks=pytest.mark.long),
+        pytest.param(1000, 30, marks=pytest.mark.weekly),
+    ],
+)
+async def test_clients_go_on_while_gateways_are_killed(
+    three: Gateways, postgres_url: str, requests: int, kills: int
+) -> None:
+    with three.behind_nginx() as url:
+        async with Clients(url) as clients:
+
+            async def use() -> None:
+                while clients.requests.total() < requests or killing.done() is False:
+                    await random.choice(clients.flows)(random.choice(OWNERS))
+                    await clients.look_at_others()
+
+            async def kill() -> None:
+                for number in range(kills):
+                    while clients.requests.total() < requests * number // kills:
+                        await asyncio.sleep(0.05)
+                    victim = random.randrange(3)
+                    await three.kill(victim)
+                    await three.start(victim)
+
+            killing = asyncio.create_task(kill())
+            async with asyncio.TaskGroup() as group:
+                for _ in range(8):
+                    group.create_task(use())
+            await killing
+            ends = Counter(end for _, end in clients.jobs.values())
+            print(dict(clients.requests), dict(ends))
+            assert ends["completed"] > ends["failed"]
+            await _check_ends(three, clients, postgres_url)
+
+
+@pytest.mark.long
+async def test_a_gateway_that_stands_still_ends_nothing_twice(
+    three: Gateways, stages: ScriptedStages, postgres_url: str
+) -> None:
+    """SIGSTOP past its lease: another one fails its responses, and it changes nothing when it goes on."""
+    stages.scripts["thinker"].takes_s = lambda: LEASE_S / 5
+    first = three.urls[0]
+    async with Clients(first) as clients:
+        body = {"model": "scripted", "input": "hi", "background": True}
+        for owner in OWNERS:
+            made = await clients.ask(owner, "POST", "/v1/responses", json=body)
+            clients.jobs[made["id"]] = (owner, None)
+        three.signal(0, signal.SIGSTOP)
+        try:
+            async with Clients(three.urls[1]) as others:
+                for name, (owner, _) in clients.jobs.items():
+                    while (now := await others.ask(owner, "GET", f"/v1/responses/{name}"))["status"] not in ENDED:
+                        await asyncio.sleep(0.5)
+                    assert now["status"] == "failed"
+                    clients.jobs[name] = (owner, "failed")
+        finally:
+            three.signal(0, signal.SIGCONT)
+        await clients.ask("alice", "POST", "/v1/responses", json={"model": "scripted", "input": "still there?"})
+        await _check_ends(three, clients, postgres_url)
+
+
+async def _check_ends(three: Gateways, clients: Clients, postgres_url: str) -> None:
+    """Each response has one end, which all gateways tell, and one last event."""
+    for url in three.urls:
+        async with Clients(url) as gateway:
+            for name, (owner, end) in clients.jobs.items():
+                found = await gateway.ask(owner, "GET", f"/v1/responses/{name}")
+                assert found["status"] == end, name
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as database:
+        told = await (await database.execute("SELECT thread, body FROM events")).fetchall()
+        lasts = Counter(name for name, body in told if any(f'"type":"response.{end}"' in body for end in ENDED))
+        assert set(lasts.values()) <= {1}
+        async with asyncio.timeout(GUARD_S):  # of those whose gateway was killed before the client knew their ids, too
+            held = "SELECT count(*) FROM threads WHERE holder IS NOT NULL"
+            while (await (await database.execute(held)).fetchone()) != (0,):
+                await asyncio.sleep(1.0)

@@ -1,0 +1,143 @@
+"""Responses in the background of several gateways: any of them follows, cancels and fails what another one makes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+from gateway.dialects.responses.items import new_id
+from gateway.dialects.responses.leases import REPLAY_S, Leases
+from gateway.dialects.responses.store import ResponseStore, Thread
+from gateway.dialects.responses.tables import events, threads
+from tests.support.clients.responses import client, create
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running, running
+from tests.support.systems.postgres import Place
+
+TEXT = "".join(PIECES)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Settings of gateways that share what they keep."""
+    if request.param == "sqlite":
+        yield {"responses_dir": tmp_path / "responses"}
+    else:
+        yield {"database_url": request.getfixturevalue("postgres_url")}
+
+
+@pytest.fixture
+async def two(shared: dict[str, Any]) -> AsyncIterator[tuple[Running, Running]]:
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(running(**shared)) for _ in range(2)]
+        yield first, second
+
+
+async def held(gateway: Running, **members: Any) -> Any:
+    """A response in the background, whose thinker stands still in its middle."""
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.after = True, 2
+    made = await create(gateway, background=True, **members)
+    await thinker.holding.wait()
+    return made
+
+
+async def test_another_gateway_follows_a_response(two: tuple[Running, Running]) -> None:
+    maker, other = two
+    made = await held(maker)
+    assert (await client(other).responses.retrieve(made.id)).status in ("queued", "in_progress")
+    follower = await client(other).responses.retrieve(made.id, stream=True)
+    told: list[Any] = []
+    async for event in follower:
+        told.append(event)
+        if event.type == "response.output_text.delta":
+            maker.scripts["thinker"].go_on()
+    assert [event.sequence_number for event in told] == list(range(len(told)))
+    assert told[-1].type == "response.completed"
+    at_maker = [event async for event in await client(maker).responses.retrieve(made.id, stream=True)]
+    assert [event.model_dump() for event in told] == [event.model_dump() for event in at_maker]
+    for gateway in two:
+        assert (await client(gateway).responses.retrieve(made.id)).output_text == TEXT
+    more = await create(other, "more", previous_response_id=made.id)
+    assert more.output_text == TEXT
+
+
+async def test_another_gateway_cancels_and_removes_a_response(two: tuple[Running, Running]) -> None:
+    maker, other = two
+    made = await held(maker)
+    cancelled = await client(other).responses.cancel(made.id)
+    assert cancelled.status == "cancelled"
+    await maker.until(lambda: maker.scripts["thinker"].ended == ["cancelled"])
+    assert maker.app.state.gateway.admission.in_flight == 0
+    maker.scripts["thinker"].go_on()
+    removed = await held(maker)
+    await client(other).responses.delete(removed.id)
+    for gateway in two:
+        answer = await gateway.http.get(f"/v1/responses/{removed.id}")
+        assert answer.status_code == 404
+
+
+async def test_a_lease_that_is_over_ends_a_response_once(place: Place) -> None:
+    """Whoever comes later, the gateway that stood still or another one that looks, changes nothing."""
+    thread = Thread(new_id("resp"), 0, None, {"status": "in_progress", "background": True})
+    async with ResponseStore(place(), 1000, 10**6) as slow, ResponseStore(place(), 1000, 10**6) as quick:
+        stood, lives = Leases(slow, "stood"), Leases(quick, "lives")
+        await stood.begin(thread, "ann", [])
+        assert await lives.end_lost() == 0
+        assert await stood.renew() == {thread.id: False}
+        assert await lives.renew() == {}
+        await stood.tell(thread.id, thread.body, [{"type": "response.created", "sequence_number": 0}])
+        await _set(quick, thread, held_until=0.0)
+        assert sorted(await asyncio.gather(lives.end_lost(), stood.end_lost())) == [0, 1]
+        completed = Thread(thread.id, 0, None, {"status": "completed"})
+        said = [{"id": "msg_1", "type": "message"}]
+        assert not await stood.finish(completed, [], said, None)
+        assert await stood.renew() == {}
+        found = await quick.get(thread.id, "ann")
+        assert found is not None
+        assert (found.body["status"], found.body["error"]["code"], found.holder) == ("failed", "server_error", None)
+        assert await quick.items(thread.id, output=True) == []
+        told, is_more = await lives.told_after(thread.id, -1)
+        assert [(event["type"], event["sequence_number"]) for event in told] == [
+            ("response.created", 0),
+            ("response.failed", 1),
+        ]
+        assert not is_more
+        assert await quick.get(thread.id, "bob") is None
+
+
+async def test_events_are_kept_for_a_while(place: Place) -> None:
+    thread = Thread(new_id("resp"), 0, None, {"status": "in_progress", "background": True})
+    async with ResponseStore(place(), 1000, 10**6) as store:
+        leases = Leases(store, "one")
+        await leases.begin(thread, None, [])
+        assert await leases.finish(Thread(thread.id, 0, None, {"status": "completed"}), [], [], None)
+        assert not await leases.finish(Thread(thread.id, 0, None, {"status": "completed"}), [], [], None)
+        assert (await leases.told_after(thread.id, -1)) == ([], True)  # its last events are on their way
+        last = {"type": "response.completed", "sequence_number": 0}
+        await leases.tell_end(thread.id, [last])
+        assert (await leases.told_after(thread.id, -1)) == ([last], False)
+        await leases.end_lost()
+        assert (await leases.told_after(thread.id, -1))[0] == [last]
+        await _set(store, thread, held_until=threads.c.held_until - REPLAY_S - 1)
+        await leases.end_lost()
+        assert (await leases.told_after(thread.id, -1)) == ([], False)
+        assert not await store.read(lambda connection: connection.execute(events.select()).all())
+
+
+async def test_a_gateway_that_has_lost_a_response_ends_its_work(two: tuple[Running, Running]) -> None:
+    maker, other = two
+    made = await held(maker)
+    await _set(other.app.state.responses.store, Thread(made.id, 0, None, {}), held_until=0.0)
+    assert await other.app.state.responses.background.leases.end_lost() <= 1  # its own sweep may be first
+    await maker.until(lambda: maker.scripts["thinker"].ended == ["cancelled"])
+    for gateway in two:
+        assert (await client(gateway).responses.retrieve(made.id)).status == "failed"
+
+
+async def _set(store: ResponseStore, thread: Thread, **values: Any) -> None:
+    await store.write(lambda db: db.execute(update(threads).where(threads.c.id == thread.id).values(values)))
