@@ -14,6 +14,7 @@ from gateway.access import signing
 from gateway.access.api_keys import ApiKeys
 from gateway.access.client_secrets import ClientSecrets
 from gateway.access.shared import SharedState
+from gateway.access.usage import Usage
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoStore
@@ -168,6 +169,8 @@ def create_app(
                 stack.callback(asyncio.create_task(keys.watch()).cancel)
             if database is not None:
                 stack.push_async_callback(database.shutdown)
+                if keys is not None and (worker is None or worker.is_first):
+                    await stack.enter_async_context(Usage(database, counts, keys))
             app.state.gateway = await stack.enter_async_context(
                 Gateway(settings, pipeline, Channels(credentials), spans, shared=shared, database=database)
             )

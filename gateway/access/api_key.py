@@ -3,7 +3,6 @@
 import asyncio
 import math
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any
@@ -11,14 +10,16 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from gateway import metrics
+from gateway.access import elsewhere
 from gateway.access.shared import SharedState
 from gateway.errors import ApiError, invalid
 from gateway.validation import Strict
 
-_WINDOW_S = 60.0
+WINDOW_S = 60.0
 SOUND_S = 60.0  # that count as one request
 EMBEDDED_TOKENS = 32_768  # that count as one request
 _RETRY_S = 1.0  # nobody knows when a slot will be free
+_RETRY_ELSEWHERE_S = 2.0  # until this gateway knows of one that came free at another
 _ONE_MORE = "INSERT INTO running VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET requests = requests + 1"
 _ONE_LESS = "UPDATE running SET requests = requests - 1 WHERE key_name = ? AND worker = ?"
 _MAX_REQUESTS_PER_MINUTE = 100_000  # the time of each is remembered for a minute
@@ -44,6 +45,11 @@ class ApiKeyEntry(Strict):
 def key_gone() -> ApiError:
     reason = "the API key of this connection is not known here any more; connect again with another one"
     return ApiError(401, reason, None, "invalid_api_key")
+
+
+def sessions_name(key_name: str) -> str:
+    """By which its sessions are counted: no key's name has a slash."""
+    return f"{key_name}/sessions"
 
 
 class _NoneIsFree(Exception):
@@ -84,12 +90,13 @@ class ApiKey:
 
     @contextmanager
     def session(self, most: int) -> Iterator[None]:
-        """Holds a connection that may stay open for long. Raises ApiError: 429, the entry's limit, or `most`."""
-        most = most if self.entry.max_realtime_sessions is None else self.entry.max_realtime_sessions
-        name = f"{self.name}/sessions"  # no key's name has a slash
+        """Holds a connection that may stay open for long. Raises ApiError: 429, the entry's limit, or `most` here."""
+        limit, name = self.entry.max_realtime_sessions, sessions_name(self.name)
         with self._shared.change() as database:
-            if (open_now := self._running(database, name)) >= most:
-                raise self._refusal("sessions", f"has {open_now} sessions, as many as it may", _RETRY_S)
+            others = 0 if limit is None else elsewhere.sessions(database, self.name, self._shared.now())
+            if (open_now := self._count(database, name) + others) >= (most if limit is None else limit):
+                reason = f"has {open_now} sessions, as many as it may"
+                raise self._refusal("sessions", reason, _RETRY_ELSEWHERE_S if others else _RETRY_S)
             database.execute(_ONE_MORE, (name, self._shared.worker))
         try:
             yield
@@ -105,7 +112,7 @@ class ApiKey:
 
         def check(database: sqlite3.Connection) -> None:
             most = self.entry.max_concurrent_requests
-            if self.is_gone or (most is not None and self._running(database) >= most):
+            if self.is_gone or (most is not None and sum(self._running(database)) >= most):
                 raise _NoneIsFree
 
         try:
@@ -166,12 +173,13 @@ class ApiKey:
 
     def _owe_requests(self, requests: float) -> None:
         """Takes of the minutes that follow what this one does not have."""
-        most, now, more = self.entry.requests_per_minute, time.monotonic(), math.ceil(requests) - 1
+        most, now, more = self.entry.requests_per_minute, self._shared.now(), math.ceil(requests) - 1
         if most is None or more < 1:
             return
         with self._shared.change() as database:
             (used,) = database.execute("SELECT count(*) FROM admitted WHERE key_name = ?", (self.name,)).fetchone()
-            rows = [(self.name, now + (used + i) // most * _WINDOW_S) for i in range(more)]
+            used += sum(count for _, count in elsewhere.admitted(database, self.name, now - WINDOW_S))
+            rows = [(self.name, now + (used + i) // most * WINDOW_S) for i in range(more)]
             database.executemany("INSERT INTO admitted VALUES (?, ?)", rows)
 
     def _place(self, *checks: Callable[[sqlite3.Connection], None]) -> ExitStack:
@@ -191,25 +199,32 @@ class ApiKey:
 
     def _check_concurrency(self, database: sqlite3.Connection) -> None:
         most = self.entry.max_concurrent_requests
-        if most is not None and (running := self._running(database)) >= most:
-            reason = f"has {running} requests in progress; it may have {most} at a time"
-            raise self._refusal("concurrency", reason, _RETRY_S)
+        if most is None:
+            return
+        here, others = self._running(database)
+        if here + others >= most:
+            reason = f"has {here + others} requests in progress; it may have {most} at a time"
+            raise self._refusal("concurrency", reason, _RETRY_ELSEWHERE_S if others else _RETRY_S)
 
-    def _running(self, database: sqlite3.Connection, name: str = "") -> int:
+    def _running(self, database: sqlite3.Connection) -> tuple[int, int]:
+        """Requests (here, at other gateways)."""
+        return self._count(database, self.name), elsewhere.running(database, self.name, self._shared.now())
+
+    def _count(self, database: sqlite3.Connection, name: str) -> int:
         total = "SELECT coalesce(sum(requests), 0) FROM running WHERE key_name = ?"
-        return database.execute(total, (name or self.name,)).fetchone()[0]
+        return database.execute(total, (name,)).fetchone()[0]
 
     def _check_rate(self, database: sqlite3.Connection, count: int = 1) -> None:
         """Counts `count` requests, too."""
-        most, now = self.entry.requests_per_minute, time.monotonic()
-        begin = math.inf if most is None else now - _WINDOW_S
+        most, now = self.entry.requests_per_minute, self._shared.now()
+        begin = math.inf if most is None else now - WINDOW_S
         database.execute("DELETE FROM admitted WHERE key_name = ? AND at_s <= ?", (self.name, begin))
         if most is None:
             return
         # after the limit was lowered, several requests must age first
-        newest = "SELECT at_s FROM admitted WHERE key_name = ? ORDER BY at_s DESC LIMIT 1 OFFSET ?"
-        if (blocking := database.execute(newest, (self.name, max(0, most - count))).fetchone()) is not None:
-            raise self._refusal("rate", f"may make {most} requests a minute", blocking[0] + _WINDOW_S - now)
+        others = elsewhere.admitted(database, self.name, begin)
+        if (blocking := elsewhere.nth_newest(database, self.name, max(0, most - count), others)) is not None:
+            raise self._refusal("rate", f"may make {most} requests a minute", blocking + WINDOW_S - now)
         database.executemany("INSERT INTO admitted VALUES (?, ?)", [(self.name, now)] * count)
 
     def _refusal(self, which: str, reason: str, retry_after_s: float) -> ApiError:

