@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection
+from pathlib import Path
 
 from sqlalchemy import BigInteger, Column, Connection, Index, MetaData, Table, Text, delete, insert, select
 
@@ -27,7 +28,7 @@ class TranscriptStore(ClientStore):
     name, setting, fault = "transcripts", "database_url", "earlier spoken answers cannot be stored or read"
     tables = tables
 
-    def __init__(self, place: Database) -> None:
+    def __init__(self, place: Database | Path) -> None:
         super().__init__(place)
         self._swept_s = -float("inf")
 

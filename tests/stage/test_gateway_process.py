@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import httpx
+import pytest
 
 from gateway.access.api_keys import digest, new_key
 from tests.support.network.certificates import flags, issue, make

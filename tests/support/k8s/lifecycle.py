@@ -81,8 +81,8 @@ def _ends(cluster: Cluster) -> Iterator[str]:
 
 
 def _exclusive(cluster: Cluster) -> Iterator[str]:
-    """What one process has, another one cannot have before it is gone: a gateway's claim, whose files are of one machine. Many
-    gateways have a database elsewhere, and a claim that many pods mount."""
+    """What one process has, another one cannot have before it is gone: a gateway's claim, whose files are of one
+    machine. Many gateways have a database elsewhere, and a claim that many pods mount."""
     gateway = cluster.get("Deployment", "gateway")
     names = [each["persistentVolumeClaim"]["claimName"] for each in pod_of(gateway)["volumes"] if _CLAIM in each]
     modes = [cluster.get("PersistentVolumeClaim", name)["spec"]["accessModes"] for name in names]
