@@ -5,10 +5,13 @@ it; nothing of one key was seen by the other.
 """
 
 import asyncio
+import json
 import random
-import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,11 @@ import psycopg
 import pytest
 
 from gateway.dialects.responses.leases import LEASE_S
-from tests.support.clients.voices import IMITATOR, SAMPLE, keys
-from tests.support.scripted.stages import ScriptedStages, scripted_stages
+from tests.support.clients.voices import SAMPLE, keys
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import SPEECH
 from tests.support.systems.gateways import Gateways, gateways, has_nginx
+from tests.support.systems.stack import stopped
 
 TEXT = "".join(PIECES)
 OWNERS = ("alice", "bob")
@@ -157,27 +160,22 @@ class Clients:
         return [*flows, self.background, self.background]
 
 
-@pytest.fixture
-async def stages() -> AsyncIterator[ScriptedStages]:
-    """That take up to 2 s: a gateway is killed in the middle of many answers."""
-    async with scripted_stages() as started:
-        started.infos["talker"].info.talker.CopyFrom(IMITATOR)
-        started.infos["talker"].info.talker.speakers.append("ethan")
-        started.scripts["thinker"].takes_s = lambda: random.uniform(0.0, 2.0)
-        yield started
-
-
-@pytest.fixture
-async def three(stages: ScriptedStages, tmp_path: Path, postgres_url: str) -> AsyncIterator[Gateways]:
-    (tmp_path / "signing.key").write_bytes(random.randbytes(32))
+@asynccontextmanager
+async def three(folder: Path, database_url: str, least_s: float, most_s: float) -> AsyncIterator[Gateways]:
+    """Their thinker thinks from `least_s` to `most_s` before it writes."""
+    (folder / "signing.key").write_bytes(random.randbytes(32))
     shared = {
-        "database_url": postgres_url,
-        "api_keys_file": keys(tmp_path),
-        "signing_key_file": tmp_path / "signing.key",
-        "files_dir": tmp_path / "files",
+        "database_url": database_url,
+        "api_keys_file": keys(folder),
+        "signing_key_file": folder / "signing.key",
+        "files_dir": folder / "files",
     }
-    async with gateways(3, SPEECH, stages.addresses, tmp_path, **shared) as started:
-        yield started
+    command = [sys.executable, "-m", "tests.support.scripted", str(least_s), str(most_s)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stages:
+        assert stages.stdout is not None
+        addresses = json.loads(stages.stdout.readline())
+        async with gateways(3, SPEECH, addresses, folder, **shared) as started:
+            yield started
 
 
 @pytest.mark.parametrize(
@@ -188,64 +186,62 @@ async def three(stages: ScriptedStages, tmp_path: Path, postgres_url: str) -> As
     ],
 )
 async def test_clients_go_on_while_gateways_are_killed(
-    three: Gateways, postgres_url: str, requests: int, kills: int
+    tmp_path: Path, postgres_url: str, requests: int, kills: int
 ) -> None:
-    with three.behind_nginx() as url:
-        async with Clients(url) as clients:
+    """Answers take up to 2 s: a gateway is killed in the middle of many."""
+    async with three(tmp_path, postgres_url, 0.0, 2.0) as started:
+        with started.behind_nginx() as url:
+            async with Clients(url) as clients:
+                await _use_and_kill(clients, started, requests, kills)
+                ends = Counter(end for _, end in clients.jobs.values())
+                print(dict(clients.requests), dict(ends))
+                assert ends["completed"] > ends["failed"]
+                await _check_ends(started, clients, postgres_url)
 
-            async def use() -> None:
-                while clients.requests.total() < requests or killing.done() is False:
-                    await random.choice(clients.flows)(random.choice(OWNERS))
-                    await clients.look_at_others()
 
-            async def kill() -> None:
-                for number in range(kills):
-                    while clients.requests.total() < requests * number // kills:
-                        await asyncio.sleep(0.05)
-                    victim = random.randrange(3)
-                    await three.kill(victim)
-                    await three.start(victim)
+async def _use_and_kill(clients: Clients, started: Gateways, requests: int, kills: int) -> None:
+    async def use() -> None:
+        while clients.requests.total() < requests or not killing.done():
+            await random.choice(clients.flows)(random.choice(OWNERS))
+            await clients.look_at_others()
 
-            killing = asyncio.create_task(kill())
-            async with asyncio.TaskGroup() as group:
-                for _ in range(8):
-                    group.create_task(use())
-            await killing
-            ends = Counter(end for _, end in clients.jobs.values())
-            print(dict(clients.requests), dict(ends))
-            assert ends["completed"] > ends["failed"]
-            await _check_ends(three, clients, postgres_url)
+    async def kill() -> None:
+        for number in range(kills):
+            while clients.requests.total() < requests * number // kills:
+                await asyncio.sleep(0.05)
+            victim = random.randrange(3)
+            await started.kill(victim)
+            await started.start(victim)
+
+    killing = asyncio.create_task(kill())
+    async with asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(use())
+    await killing
 
 
 @pytest.mark.long
-async def test_a_gateway_that_stands_still_ends_nothing_twice(
-    three: Gateways, stages: ScriptedStages, postgres_url: str
-) -> None:
+async def test_a_gateway_that_stands_still_ends_nothing_twice(tmp_path: Path, postgres_url: str) -> None:
     """SIGSTOP past its lease: another one fails its responses, and it changes nothing when it goes on."""
-    stages.scripts["thinker"].takes_s = lambda: LEASE_S / 5
-    first = three.urls[0]
-    async with Clients(first) as clients:
-        body = {"model": "scripted", "input": "hi", "background": True}
-        for owner in OWNERS:
-            made = await clients.ask(owner, "POST", "/v1/responses", json=body)
-            clients.jobs[made["id"]] = (owner, None)
-        three.signal(0, signal.SIGSTOP)
-        try:
-            async with Clients(three.urls[1]) as others:
+    body = {"model": "scripted", "input": "hi", "background": True}
+    async with three(tmp_path, postgres_url, LEASE_S / 5, LEASE_S / 5) as started:
+        async with Clients(started.urls[0]) as clients, Clients(started.urls[1]) as others:
+            for owner in OWNERS:
+                made = await clients.ask(owner, "POST", "/v1/responses", json=body)
+                clients.jobs[made["id"]] = (owner, None)
+            with stopped(started.pid(0)):
                 for name, (owner, _) in clients.jobs.items():
                     while (now := await others.ask(owner, "GET", f"/v1/responses/{name}"))["status"] not in ENDED:
                         await asyncio.sleep(0.5)
                     assert now["status"] == "failed"
                     clients.jobs[name] = (owner, "failed")
-        finally:
-            three.signal(0, signal.SIGCONT)
-        await clients.ask("alice", "POST", "/v1/responses", json={"model": "scripted", "input": "still there?"})
-        await _check_ends(three, clients, postgres_url)
+            await clients.ask("alice", "POST", "/v1/responses", json={"model": "scripted", "input": "still there?"})
+            await _check_ends(started, clients, postgres_url)
 
 
-async def _check_ends(three: Gateways, clients: Clients, postgres_url: str) -> None:
+async def _check_ends(started: Gateways, clients: Clients, postgres_url: str) -> None:
     """Each response has one end, which all gateways tell, and one last event."""
-    for url in three.urls:
+    for url in started.urls:
         async with Clients(url) as gateway:
             for name, (owner, end) in clients.jobs.items():
                 found = await gateway.ask(owner, "GET", f"/v1/responses/{name}")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -73,10 +72,10 @@ class Gateways:
         process.kill()
         await asyncio.to_thread(process.wait)
 
-    def signal(self, number: int, which: signal.Signals) -> None:
+    def pid(self, number: int) -> int:
         process = self._processes[number]
         assert process is not None
-        process.send_signal(which)
+        return process.pid
 
     def log(self, number: int) -> str:
         return (self._folder / f"gateway-{number}.log").read_text()
