@@ -5,6 +5,7 @@ import contextlib
 import sqlite3
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -274,12 +275,13 @@ async def test_names_are_the_same_in_any_case(place: Place):
 async def test_a_text_that_no_database_keeps_is_refused(tmp_path):
     async with running(PIPELINE, IMITATOR, voices_dir=tmp_path) as gateway:
         for field in ("name", "consent", "ref_text"):
-            refused = await upload(gateway, **{field: "an\0na"})
+            fields: dict[str, Any] = {field: "an\0na"}
+            refused = await upload(gateway, **fields)
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
         assert (await gateway.http.delete(f"{VOICES}/an%00na")).status_code == 404
 
 
-def test_a_directory_of_a_newer_gateway(tmp_path):
+async def test_a_directory_of_a_newer_gateway(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "voices.sqlite")) as database:
         database.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreError, match="another version"):

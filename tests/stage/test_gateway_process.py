@@ -1,6 +1,7 @@
 """The gateway's process: what it loads, and when it does not start."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 import time
@@ -8,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import httpx
-import pytest
 
 from gateway.access.api_keys import digest, new_key
 from tests.support.network.certificates import flags, issue, make
@@ -65,7 +65,8 @@ def test_it_does_not_start_with_an_expired_certificate(tmp_path: Path):
 
 
 async def test_a_killed_gateway_loses_no_video(tmp_path: Path):
-    """kill -9 with a finished video, one in the making and one that waits: the next gateway says so of each."""
+    """kill -9 with a finished video, one in the making and one that waits: the next gateway says so of each, once the
+    leases are over."""
     async with scripted_dit(VIDEO_INFO) as stage:
         async with gateway_process(stage, tmp_path / "jobs", max_running_videos=1) as (gateway, process):
             finished = await create(gateway)
@@ -81,6 +82,8 @@ async def test_a_killed_gateway_loses_no_video(tmp_path: Path):
         (tmp_path / "jobs" / f"{running}.part").write_bytes(b"the encoder holds back what is so short a video")
 
         async with gateway_process(stage, tmp_path / "jobs") as (gateway, _):
+            for video_id in (running, waiting):
+                await gateway.reaches(video_id, "failed")
             listed = (await gateway.http.get("/v1/videos")).json()["data"]
             assert [video["id"] for video in listed] == [waiting, running, finished]
             for video in listed[:2]:
@@ -94,6 +97,27 @@ async def test_a_killed_gateway_loses_no_video(tmp_path: Path):
             left = {path.name for path in (tmp_path / "jobs").glob("video_*")}
             assert left == {f"{finished}.mp4"}
 
-            with pytest.raises(RuntimeError, match=r"(?m)^jobs_dir /.*/jobs: another gateway is using it; give each"):
-                async with gateway_process(stage, tmp_path / "jobs"):
-                    pass
+
+async def test_a_gateway_that_stood_still_gives_its_video_up(tmp_path: Path):
+    """SIGSTOP for longer than a lease: another gateway has ended its video, and it changes nothing of that."""
+    async with (
+        scripted_dit(VIDEO_INFO) as stage,
+        gateway_process(stage, tmp_path / "jobs") as (first, process),
+        gateway_process(stage, tmp_path / "jobs") as (second, _),
+    ):
+        stage.script.hold, stage.script.after = True, STEPS + 2  # while frames come
+        making = await create(first)
+        await second.reaches(making, "in_progress")
+        await first.until(stage.script.holding.is_set)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            failed = await second.reaches(making, "failed")
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert failed["error"]["code"] == "interrupted"
+        await first.until(lambda: stage.script.ended == ["cancelled"])
+        for gateway in (first, second):
+            assert await gateway.video(making) == failed
+        await first.until(lambda: list((tmp_path / "jobs").glob("video_*")) == [])
+        stage.script.hold = False
+        await second.reaches(await create(first), "completed")

@@ -77,7 +77,7 @@ def _ends(cluster: Cluster) -> Iterator[str]:
 
 
 def _exclusive(cluster: Cluster) -> Iterator[str]:
-    """What one process has, another one cannot have before it is gone: a gateway's claim, whose database it locks."""
+    """What one process has, another one cannot have before it is gone: a gateway's claim, whose files are of one machine."""
     gateway = cluster.get("Deployment", "gateway")
     if any("persistentVolumeClaim" in volume for volume in pod_of(gateway)["volumes"]):
         if gateway["spec"]["strategy"] != {"type": "Recreate"}:

