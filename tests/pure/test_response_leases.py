@@ -101,7 +101,7 @@ async def test_a_lease_that_is_over_ends_a_response_once(place: Place) -> None:
         assert found is not None
         assert (found.body["status"], found.body["error"]["code"], found.holder) == ("failed", "server_error", None)
         assert await quick.items(thread.id, output=True) == []
-        told, is_more = await lives.told_after(thread.id, -1)
+        told, is_more = await lives.events_after(thread.id, -1)
         assert [(event["type"], event["sequence_number"]) for event in told] == [
             ("response.created", 0),
             ("response.failed", 1),
@@ -117,15 +117,15 @@ async def test_events_are_kept_for_a_while(place: Place) -> None:
         await leases.begin(thread, None, [])
         assert await leases.finish(Thread(thread.id, 0, None, {"status": "completed"}), [], [], None)
         assert not await leases.finish(Thread(thread.id, 0, None, {"status": "completed"}), [], [], None)
-        assert (await leases.told_after(thread.id, -1)) == ([], True)  # its last events are on their way
+        assert (await leases.events_after(thread.id, -1)) == ([], True)  # its last events are on their way
         last = {"type": "response.completed", "sequence_number": 0}
         await leases.tell_end(thread.id, [last])
-        assert (await leases.told_after(thread.id, -1)) == ([last], False)
+        assert (await leases.events_after(thread.id, -1)) == ([last], False)
         await leases.end_lost()
-        assert (await leases.told_after(thread.id, -1))[0] == [last]
+        assert (await leases.events_after(thread.id, -1))[0] == [last]
         await _set(store, thread, held_until=threads.c.held_until - REPLAY_S - 1)
         await leases.end_lost()
-        assert (await leases.told_after(thread.id, -1)) == ([], False)
+        assert (await leases.events_after(thread.id, -1)) == ([], False)
         assert not await store.read(lambda connection: connection.execute(events.select()).all())
 
 

@@ -161,7 +161,7 @@ class BackgroundRuns:
 async def followed(leases: Leases, response_id: str, after: int) -> AsyncGenerator[ResponseEvent, None]:
     """The events after the number `after` of a response that another gateway makes, or made lately. Raises ApiError."""
     while True:
-        told, is_more = await leases.told_after(response_id, after)
+        told, is_more = await leases.events_after(response_id, after)
         for event in told:
             yield event
             after = event["sequence_number"]

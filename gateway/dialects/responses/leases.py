@@ -135,7 +135,7 @@ class Leases:
 
         await self._store.write(tell)
 
-    async def told_after(self, response_id: str, number: int) -> tuple[list[ResponseEvent], bool]:
+    async def events_after(self, response_id: str, number: int) -> tuple[list[ResponseEvent], bool]:
         """(events after `number`, whether more may come)."""
         thread = select(threads.c.held_until).where(threads.c.id == response_id)
         after = select(events.c.body).where(events.c.thread == response_id, events.c.number > number)

@@ -220,7 +220,7 @@ class Responses:
         if (running := self.background.get(response_id)) is not None:
             return running.events(after)
         leases = self.background.leases
-        told, is_more = await leases.told_after(response_id, -1)
+        told, is_more = await leases.events_after(response_id, -1)
         if not told and not is_more:
             message = f"{response_id}: its events are not kept any more; get it without stream"
             raise ApiError(400, message, "stream", "invalid_value")
