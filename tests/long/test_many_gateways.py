@@ -224,19 +224,22 @@ async def _use_and_kill(clients: Clients, started: Gateways, requests: int, kill
 async def test_a_gateway_that_stands_still_ends_nothing_twice(tmp_path: Path, postgres_url: str) -> None:
     """SIGSTOP past its lease: another one fails its responses, and it changes nothing when it goes on."""
     body = {"model": "scripted", "input": "hi", "background": True}
-    async with three(tmp_path, postgres_url, LEASE_S / 5, LEASE_S / 5) as started:
-        async with Clients(started.urls[0]) as clients, Clients(started.urls[1]) as others:
-            for owner in OWNERS:
-                made = await clients.ask(owner, "POST", "/v1/responses", json=body)
-                clients.jobs[made["id"]] = (owner, None)
-            with stopped(started.pid(0)):
-                for name, (owner, _) in clients.jobs.items():
-                    while (now := await others.ask(owner, "GET", f"/v1/responses/{name}"))["status"] not in ENDED:
-                        await asyncio.sleep(0.5)
-                    assert now["status"] == "failed"
-                    clients.jobs[name] = (owner, "failed")
-            await clients.ask("alice", "POST", "/v1/responses", json={"model": "scripted", "input": "still there?"})
-            await _check_ends(started, clients, postgres_url)
+    async with (
+        three(tmp_path, postgres_url, LEASE_S / 5, LEASE_S / 5) as started,
+        Clients(started.urls[0]) as clients,
+        Clients(started.urls[1]) as others,
+    ):
+        for owner in OWNERS:
+            made = await clients.ask(owner, "POST", "/v1/responses", json=body)
+            clients.jobs[made["id"]] = (owner, None)
+        with stopped(started.pid(0)):
+            for name, (owner, _) in clients.jobs.items():
+                while (now := await others.ask(owner, "GET", f"/v1/responses/{name}"))["status"] not in ENDED:
+                    await asyncio.sleep(0.5)
+                assert now["status"] == "failed"
+                clients.jobs[name] = (owner, "failed")
+        await clients.ask("alice", "POST", "/v1/responses", json={"model": "scripted", "input": "still there?"})
+        await _check_ends(started, clients, postgres_url)
 
 
 async def _check_ends(started: Gateways, clients: Clients, postgres_url: str) -> None:

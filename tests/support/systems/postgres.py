@@ -1,6 +1,8 @@
 """A real PostgreSQL, and places of stores: tests run on SQLite and on it."""
 
 import itertools
+import subprocess
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,6 +18,14 @@ if TYPE_CHECKING:  # this is read at the start of all tests
     from gateway.store.database import Database
 
 _NUMBERS = itertools.count()
+# Reads until this process has ended. If that was killed, the server would go on for ever.
+_WATCH = """
+import os, shutil, signal, sys, time
+if not sys.stdin.read():
+    os.kill(int(sys.argv[1]), signal.SIGINT)
+    time.sleep(5)
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
+"""
 
 Place = Callable[[], "Database | Path"]
 """What each gateway has of the place that all share: a directory, or a database with connections of its own."""
@@ -37,10 +47,13 @@ def own_server() -> Iterator["PostgresServer"]:
     # not in pytest's folder: this server has a user of its own, and each start of pytest closes that folder to others
     with tempfile.TemporaryDirectory(prefix="quartet-postgres-") as folder:
         server = get_server(Path(folder) / "data", cleanup_mode="stop")
-        try:
-            yield server
-        finally:
-            server.cleanup()
+        command = [sys.executable, "-c", _WATCH, str(server.get_pid()), folder]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watch:
+            try:
+                yield server
+            finally:
+                server.cleanup()
+                watch.communicate(b"stopped")
 
 
 @pytest.fixture
