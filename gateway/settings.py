@@ -216,7 +216,7 @@ class GatewaySettings(TlsSettings):
     )
     jobs_dir: Path | None = Field(
         default_factory=partial(_state_dir, "jobs"),
-        description="directory of video jobs and their files, for this gateway alone; default: quartet/jobs in "
+        description="directory of video jobs and their files, which gateways may share; default: quartet/jobs in "
         "$XDG_STATE_HOME or ~/.local/state",
     )
     video_ttl_s: float = Field(

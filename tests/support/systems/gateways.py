@@ -13,6 +13,7 @@ import httpx
 from cli.ports import free_ports
 
 START_GUARD_S = 120.0
+_PROGRAMS = "/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin"
 _NGINX = """
 daemon off; pid {folder}/nginx.pid; error_log {folder}/nginx.log;
 events {{ worker_connections 1024; }}
@@ -81,17 +82,17 @@ class Gateways:
         return (self._folder / f"gateway-{number}.log").read_text()
 
     @contextlib.contextmanager
-    def behind_nginx(self) -> Iterator[str]:
+    def behind_nginx(self) -> Iterator[list[str]]:
         """URL of an nginx that sends each request to the next gateway."""
         (port,) = free_ports(1)
         servers = " ".join(f"server 127.0.0.1:{each} max_fails=0;" for each in self._ports)
         configuration = self._folder / "nginx.conf"
         configuration.write_text(_NGINX.format(folder=self._folder, servers=servers, port=port))
-        program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+        program = shutil.which("nginx", path=_PROGRAMS)
         assert program is not None, "nginx is not installed"
         process = subprocess.Popen([program, "-p", str(self._folder), "-c", str(configuration)])
         try:
-            yield f"http://127.0.0.1:{port}"
+            yield [f"http://127.0.0.1:{port}"]
         finally:
             process.terminate()
             process.wait()
@@ -118,4 +119,4 @@ async def gateways(
 
 
 def has_nginx() -> bool:
-    return shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin") is not None
+    return shutil.which("nginx", path=_PROGRAMS) is not None
