@@ -118,6 +118,7 @@ ARRIVES = {
     "TALKER_MAX_CONTEXT_POSITIONS": ["[gpu] services.talker.environment.QUARTET_TALKER_MAX_CONTEXT_POSITIONS"],
     "CODE2WAV_MAX_RUNNING_REQUESTS": ["[gpu] services.code2wav.environment.QUARTET_CODE2WAV_MAX_RUNNING_REQUESTS"],
     "QUARTET_WEBRTC_ADDRESSES": ["[webrtc] services.webrtc.environment.QUARTET_WEBRTC_ADDRESSES"],
+    "QUARTET_WEBRTC_MAX_CALLS": ["[webrtc] services.webrtc.environment.QUARTET_WEBRTC_MAX_CALLS"],
     "QUARTET_WEBRTC_UDP_PORT": [
         "[webrtc] services.webrtc.environment.QUARTET_WEBRTC_UDP_PORT",
         "[webrtc] services.webrtc.ports",
