@@ -57,4 +57,4 @@ async def test_a_database_that_is_away() -> None:
                 ):
                     await asyncio.sleep(0.1)
             assert found.json()["status"] == "completed"
-            assert gateway.app.state.gateway.admission.in_flight == 0
+            await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)
