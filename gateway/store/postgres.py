@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, MetaData, create_engine, text
+import psycopg
+from psycopg.abc import Buffer
+from psycopg.types.string import StrDumper
+from sqlalchemy import Connection, MetaData, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -21,6 +24,7 @@ _SCHEMES = ("postgresql", "postgres")
 # Errors that say nothing of the statement: the server starts, stops, is full, or has lost the connection.
 _UNAVAILABLE = ("08", "53", "57", "25006")  # beginnings of SQLSTATE; 25006: a standby, which takes no changes
 
+_NO_NUL = "\ufffd"  # instead of a zero character, which PostgreSQL's texts cannot have: no id of ours has either
 _CONFLICT = "40"  # a deadlock, or what could not be put in an order
 
 
@@ -52,6 +56,7 @@ class PostgresDatabase(Database):
             pool_pre_ping=True,  # the server may have been started anew
             connect_args={"connect_timeout": _CONNECT_S, "options": options, "application_name": "quartet-gateway"},
         )
+        event.listen(self.engine, "connect", _take_any_text)
 
     @contextmanager
     def transaction(self, writes: bool) -> Iterator[Connection]:
@@ -80,6 +85,15 @@ class PostgresDatabase(Database):
 
     def lock(self, connection: Connection, name: str) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": f"quartet.{name}"})
+
+
+class _TextDumper(StrDumper):
+    def dump(self, obj: str) -> Buffer | None:
+        return super().dump(obj.replace("\0", _NO_NUL))
+
+
+def _take_any_text(connection: psycopg.Connection, _: object) -> None:
+    connection.adapters.register_dumper(str, _TextDumper)
 
 
 def _first_line(error: DBAPIError) -> str:

@@ -141,3 +141,13 @@ async def test_a_gateway_that_has_lost_a_response_ends_its_work(two: tuple[Runni
 
 async def _set(store: ResponseStore, thread: Thread, **values: Any) -> None:
     await store.write(lambda db: db.execute(update(threads).where(threads.c.id == thread.id).values(values)))
+
+
+async def test_an_id_of_any_characters_is_unknown(two: tuple[Running, Running]) -> None:
+    for path in ("responses/resp_%00", "conversations/conv_%00", "files/file-%00"):
+        answer = await two[0].http.get(f"/v1/{path}")
+        assert answer.status_code == 404, answer.text
+    body = {"model": "scripted", "input": [{"type": "item_reference", "id": "msg_\0"}]}
+    assert (await two[0].http.post("/v1/responses", json=body)).status_code == 404
+    made = await create(two[0], "a zero: \0", metadata={"a": "\0"})
+    assert (await client(two[1]).responses.retrieve(made.id)).metadata == {"a": "\0"}
