@@ -1,8 +1,15 @@
-"""The database of gateways is stopped: what needs it says so, the rest goes on, and all is as before afterwards."""
+"""The database of gateways is stopped, or answers nothing: what needs it says so or waits, the rest goes on."""
 
 import asyncio
-from contextlib import AsyncExitStack
+import threading
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from typing import Any
 
+import pytest
+
+from gateway.store.postgres import PostgresDatabase
+from tests.support.clients.realtime_client import session
 from tests.support.clients.responses import create
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import Running, running
@@ -58,3 +65,50 @@ async def test_a_database_that_is_away() -> None:
                     await asyncio.sleep(0.1)
             assert found.json()["status"] == "completed"
             await gateway.until(lambda: gateway.app.state.gateway.admission.in_flight == 0)
+
+
+async def test_no_answer_waits_for_a_database_that_answers_nothing(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor asks it anything: chats, speech and sessions have no call to it, on the way or behind them, but for what a
+    spoken answer said, which is kept after the answer."""
+    answers, asked = threading.Event(), list[str]()
+    transaction, run = PostgresDatabase.transaction, PostgresDatabase.run
+
+    @contextmanager
+    def slow(self: PostgresDatabase, writes: bool) -> Iterator[Any]:
+        answers.wait()
+        with transaction(self, writes) as connection:
+            yield connection
+
+    async def noted(self: PostgresDatabase, call: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        asked.append(task.get_coro().__qualname__)  # pyright: ignore[reportOptionalMemberAccess]
+        return await run(self, call)
+
+    async with running(database_url=postgres_url) as gateway:
+        kept = await create(gateway)
+        monkeypatch.setattr(PostgresDatabase, "transaction", slow)
+        monkeypatch.setattr(PostgresDatabase, "run", noted)
+        try:
+            waiting = asyncio.create_task(gateway.http.get(f"/v1/responses/{kept.id}"))
+            for _ in range(20):
+                assert await chat(gateway) == TEXT
+            spoken = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "pcm16"}}
+            user = {"role": "user", "content": "hi"}
+            for stream in (False, True):
+                body = {"model": "scripted", "messages": [user], "stream": stream, **spoken}
+                assert (await gateway.chat(body)).status_code == 200
+            speech = {"model": "scripted", "input": "Hello.", "voice": "ethan"}
+            assert (await gateway.http.post("/v1/audio/speech", json=speech)).status_code == 200
+            async with session(gateway) as client:
+                await client.say("hi")
+                assert (await client.respond())[-1]["response"]["status"] == "completed"
+            of_background = ("BackgroundRuns.", "Transcripts._put", "VideoJobs.", "Files.")
+            others = [name for name in asked if not name.startswith(of_background)]
+            assert len(others) == 1, others  # the response that was asked for
+            assert not waiting.done()
+        finally:
+            answers.set()
+        assert (await waiting).json()["output"][0]["content"][0]["text"] == TEXT
