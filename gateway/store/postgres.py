@@ -8,7 +8,7 @@ from psycopg.abc import Buffer
 from psycopg.types.string import StrDumper
 from sqlalchemy import Connection, MetaData, create_engine, event, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.store import migrations
@@ -70,7 +70,7 @@ class PostgresDatabase(Database):
             state = getattr(error.orig, "sqlstate", None)
             if state is not None and state.startswith(_CONFLICT):
                 raise Conflict(f"{self.where}: {_first_line(error)}") from None
-            if error.connection_invalidated or state is None or state.startswith(_UNAVAILABLE):
+            if error.connection_invalidated or _is_away(error, state):
                 raise StoreUnavailable(f"{self.where}: {_first_line(error)}") from None
             raise
 
@@ -94,6 +94,11 @@ class _TextDumper(StrDumper):
 
 def _take_any_text(connection: psycopg.Connection, _: object) -> None:
     connection.adapters.register_dumper(str, _TextDumper)
+
+
+def _is_away(error: DBAPIError, state: str | None) -> bool:
+    """Whether the server said nothing, or that it cannot answer now."""
+    return isinstance(error, OperationalError) if state is None else state.startswith(_UNAVAILABLE)
 
 
 def _first_line(error: DBAPIError) -> str:

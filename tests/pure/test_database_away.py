@@ -2,9 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -84,7 +84,7 @@ async def test_no_answer_waits_for_a_database_that_answers_nothing(
     async def noted(self: PostgresDatabase, call: Any) -> Any:
         task = asyncio.current_task()
         assert task is not None
-        asked.append(task.get_coro().__qualname__)  # pyright: ignore[reportOptionalMemberAccess]
+        asked.append(cast("Coroutine[Any, Any, Any]", task.get_coro()).__qualname__)
         return await run(self, call)
 
     async with running(database_url=postgres_url) as gateway:
