@@ -15,6 +15,8 @@ from gateway.access.api_keys import ApiKeys
 from gateway.access.client_secrets import ClientSecrets
 from gateway.access.shared import SharedState
 from gateway.access.usage import Usage
+from gateway.answers.batches.runner import BatchRunner
+from gateway.answers.batches.store import BatchStore
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoStore
@@ -26,6 +28,7 @@ from gateway.dialects.live.sessions import LiveSessions
 from gateway.dialects.openai import (
     audio,
     batch,
+    batches,
     chat,
     completions,
     embeddings,
@@ -41,6 +44,7 @@ from gateway.dialects.openai import (
     videos,
     voices,
 )
+from gateway.dialects.openai.batch_calls import BatchCalls
 from gateway.dialects.operators import profiles as profiling
 from gateway.dialects.operators import router_gauges
 from gateway.dialects.realtime import calls, secrets
@@ -108,6 +112,7 @@ async def metrics(http: Request) -> Response:
 _ENDPOINTS = (
     chat,
     batch,
+    batches,
     invocations,
     adapters,
     files,
@@ -180,6 +185,11 @@ def create_app(
                     VideoStore(app.state.gateway.place(settings.jobs_dir), settings.video_ttl_s, settings.jobs_dir)
                 )
                 app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings))
+            app.state.batches = None
+            if (place := app.state.gateway.place(settings.files_dir)) is not None:
+                store = BatchStore(place, app.state.gateway.name, settings.file_ttl_s)
+                ask = BatchCalls(app, None if keys is None else keys.named)
+                app.state.batches = await stack.enter_async_context(BatchRunner(app.state.gateway, store, ask))
             if worker is not None:  # the first that listens gets connections, which its siblings could have served
                 await app.state.gateway.pipeline.settle(2 * settings.health_timeout_s)
             freeze_heap()

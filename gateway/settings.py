@@ -228,6 +228,10 @@ class GatewaySettings(TlsSettings):
     max_running_videos: int = Field(default=4, ge=1, description="videos made at a time")
     max_queued_videos: int = Field(default=32, ge=0, description="videos that may wait beyond those; more get 429")
 
+    batch_requests: int = Field(
+        default=4, ge=1, description="requests of batches at a time, which begin while nobody else is answered"
+    )
+
     voices_dir: Path | None = Field(
         default_factory=partial(_state_dir, "voices"),
         description="directory of uploaded voices and their samples; default: quartet/voices in $XDG_STATE_HOME or "

@@ -101,6 +101,9 @@ class ApiKeys:
     def __iter__(self) -> Iterator[ApiKey]:
         return iter(self._keys)
 
+    def named(self, name: str) -> ApiKey | None:
+        return next((key for key in self._keys if key.name == name), None)
+
     async def watch(self) -> None:
         """Reads the file again whenever it has changed. A fault is logged, and the keys stay."""
         while True:

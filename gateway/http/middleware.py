@@ -268,7 +268,8 @@ class RequireKey:
         presented = (
             presented_key(HTTPConnection(scope)) if scope["type"] == "websocket" else key_in(Headers(scope=scope))
         )
-        key = self._key(presented, scope) if presented else None
+        own = scope.get("state", {}).get("key")  # of a request that the gateway makes of itself
+        key = own or (self._key(presented, scope) if presented else None)
         if key is not None:
             state = scope.setdefault("state", {})
             state["key"] = key

@@ -1,0 +1,217 @@
+"""`/v1/batches`, with OpenAI's client: what lines come to, faults, the end, and another gateway's part in it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch
+
+from gateway.access.api_keys import new_key
+from gateway.answers.batches.store import BatchLost, BatchStore, StoredBatch
+from gateway.answers.batches.tables import batches
+from tests.pure.test_api_keys import bearer, entry, write
+from tests.support.scripted.thinker import PIECES
+from tests.support.systems.gateway import Running, running
+from tests.support.systems.postgres import Place
+
+TEXT = "".join(PIECES)
+CHATS = "/v1/chat/completions"
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(files_dir=tmp_path / "files") as started:
+        yield started
+
+
+def chat(number: int, **body: Any) -> dict[str, Any]:
+    asked = {"model": "scripted", "messages": [{"role": "user", "content": f"line {number}"}], **body}
+    return {"custom_id": f"id-{number}", "method": "POST", "url": CHATS, "body": asked}
+
+
+async def upload(gateway: Running, lines: list[Any], **options: Any) -> str:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    made = await gateway.openai.files.create(file=("lines.jsonl", text.encode()), purpose="batch", **options)
+    return made.id
+
+
+async def begin(gateway: Running, lines: list[Any], endpoint: Any = CHATS) -> Batch:
+    file_id = await upload(gateway, lines)
+    return await gateway.openai.batches.create(input_file_id=file_id, endpoint=endpoint, completion_window="24h")
+
+
+async def ended(gateway: Running, batch: Batch) -> Batch:
+    async with asyncio.timeout(120):
+        while (now := await gateway.openai.batches.retrieve(batch.id)).status not in ENDED:
+            await asyncio.sleep(0.05)
+    return now
+
+
+async def lines_of(gateway: Running, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    return [json.loads(line) for line in (await gateway.openai.files.content(file_id)).text.splitlines()]
+
+
+async def test_each_line_is_answered(gateway: Running) -> None:
+    lines = [chat(0), chat(1, temperature=9), "", chat(2, stream=False)]
+    batch = await begin(gateway, lines)
+    assert (batch.object, batch.endpoint, batch.completion_window) == ("batch", CHATS, "24h")
+    done = await ended(gateway, batch)
+    assert done.status == "completed"
+    assert done.request_counts is not None
+    assert done.request_counts.model_dump() == {"total": 3, "completed": 2, "failed": 1}
+    assert done.created_at <= (done.in_progress_at or 0) <= (done.finalizing_at or 0) <= (done.completed_at or 0)
+    results = await lines_of(gateway, done.output_file_id)
+    assert [line["custom_id"] for line in results] == ["id-0", "id-2"]
+    for line in results:
+        assert line["error"] is None
+        assert (line["response"]["status_code"], bool(line["response"]["request_id"])) == (200, True)
+        assert line["response"]["body"]["choices"][0]["message"]["content"] == TEXT
+    (failed,) = await lines_of(gateway, done.error_file_id)
+    assert (failed["custom_id"], failed["response"]["status_code"]) == ("id-1", 400)
+    assert failed["response"]["body"]["error"]["param"] == "temperature"
+    starts = gateway.scripts["thinker"].requests
+    assert {start.priority for start in starts} == {2**31 - 1}
+    assert [each.id for each in (await gateway.openai.batches.list()).data] == [batch.id]
+
+
+async def test_speech_is_in_base64(gateway: Running) -> None:
+    body = {"model": "scripted", "input": "Hello.", "voice": "ethan", "response_format": "pcm"}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/audio/speech", "body": body}
+    done = await ended(gateway, await begin(gateway, [line], "/v1/audio/speech"))
+    (result,) = await lines_of(gateway, done.output_file_id)
+    assert result["response"]["body"]["content_type"].startswith("audio/")
+    assert len(result["response"]["body"]["data"]) > 1000
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "line"),
+    [
+        ([], "empty_file", None),
+        ([chat(0), "{"], "invalid_json_line", 2),
+        (["[]"], "invalid_json_line", 1),
+        ([chat(0), chat(0)], "duplicate_custom_id", 2),
+        ([chat(0) | {"custom_id": ""}], "missing_required_parameter", 1),
+        ([chat(0) | {"method": "GET"}], "invalid_method", 1),
+        ([chat(0) | {"url": "/v1/embeddings"}], "mismatched_endpoint", 1),
+        ([chat(0) | {"body": 1}], "missing_required_parameter", 1),
+    ],
+)
+async def test_a_file_with_a_fault_does_nothing(
+    gateway: Running, lines: list[Any], code: str, line: int | None
+) -> None:
+    done = await ended(gateway, await begin(gateway, [*lines, " "]))
+    assert done.status == "failed"
+    assert done.errors is not None
+    (error,) = done.errors.data or ()
+    assert (error.code, error.line) == (code, line)
+    assert not gateway.scripts["thinker"].requests
+
+
+async def test_what_is_refused(gateway: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="there is no file"):
+        await gateway.openai.batches.create(input_file_id="file-1", endpoint=CHATS, completion_window="24h")
+    for batch_id in ("batch_1", "batch_%00"):
+        assert (await gateway.http.get(f"/v1/batches/{batch_id}")).status_code == 404
+    file_id = await upload(gateway, [chat(0)])
+    sent = {"input_file_id": file_id, "endpoint": CHATS, "completion_window": "24h"}
+    for change in ({"endpoint": "/v1/files"}, {"completion_window": "1h"}, {"more": 1}):
+        refused = await gateway.http.post("/v1/batches", json=sent | change)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(change)))
+
+
+async def test_a_batch_waits_for_others(gateway: Running) -> None:
+    """It begins no line while somebody else is answered."""
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.after = True, 2
+    live = asyncio.create_task(gateway.chat({"model": "scripted", "messages": [{"role": "user", "content": "me"}]}))
+    await thinker.holding.wait()
+    batch = await begin(gateway, [chat(n) for n in range(3)])
+    async with asyncio.timeout(60):
+        while (await gateway.openai.batches.retrieve(batch.id)).status == "validating":
+            await asyncio.sleep(0.02)
+    assert len(thinker.requests) == 1
+    thinker.go_on()
+    assert (await live).status_code == 200
+    done = await ended(gateway, batch)
+    assert (done.status, len(thinker.requests)) == ("completed", 4)
+
+
+async def test_a_cancelled_batch_has_what_is_done(gateway: Running) -> None:
+    thinker = gateway.scripts["thinker"]
+    thinker.hold, thinker.after = True, 2
+    batch = await begin(gateway, [chat(n) for n in range(20)])
+    await thinker.holding.wait()
+    assert (await gateway.openai.batches.cancel(batch.id)).status == "cancelling"
+    await asyncio.sleep(0)
+    thinker.go_on()
+    done = await ended(gateway, batch)
+    results = [
+        line for name in (done.output_file_id, done.error_file_id) if name for line in await lines_of(gateway, name)
+    ]
+    assert sorted(line["custom_id"] for line in results) == sorted(f"id-{n}" for n in range(20))
+    with pytest.raises(openai.ConflictError):
+        await gateway.openai.batches.cancel(batch.id)
+
+
+async def test_each_key_has_its_own(tmp_path: Path) -> None:
+    alice, bob = new_key(), new_key()
+    keys = write(tmp_path / "keys.yaml", entry("alice", alice, requests_per_minute=20), entry("bob", bob))
+    async with running(files_dir=tmp_path / "files", api_keys_file=keys) as gateway:
+        file_id = await upload(gateway, [chat(n) for n in range(30)], extra_headers=bearer(alice))
+        wanted: dict[str, Any] = {"input_file_id": file_id, "endpoint": CHATS, "completion_window": "24h"}
+        with pytest.raises(openai.BadRequestError, match="there is no file"):
+            await gateway.openai.batches.create(**wanted, extra_headers=bearer(bob))
+        batch = await gateway.openai.batches.create(**wanted, extra_headers=bearer(alice))
+        async with asyncio.timeout(120):
+            while (now := await gateway.http.get(f"/v1/batches/{batch.id}", headers=bearer(alice))).json()[
+                "status"
+            ] not in ENDED:
+                await asyncio.sleep(0.1)
+        assert now.json()["request_counts"] == {"total": 30, "completed": 30, "failed": 0}  # beside the key's rate
+        for path in (f"batches/{batch.id}", f"files/{now.json()['output_file_id']}/content"):
+            assert (await gateway.http.get(f"/v1/{path}", headers=bearer(bob))).status_code == 404
+        assert (await gateway.http.get("/v1/batches", headers=bearer(bob))).json()["data"] == []
+
+
+async def test_another_gateway_goes_on_with_it(tmp_path: Path) -> None:
+    """With the lines that have no result yet."""
+    async with running(files_dir=tmp_path / "files") as first:
+        thinker = first.scripts["thinker"]
+        batch = await begin(first, [chat(n) for n in range(12)])
+        async with asyncio.timeout(60):
+            while not thinker.ended:
+                await asyncio.sleep(0.01)
+    answered = len(thinker.ended)
+    async with running(files_dir=tmp_path / "files") as second:
+        done = await ended(second, batch)
+        results = await lines_of(second, done.output_file_id)
+        assert sorted(line["custom_id"] for line in results) == sorted(f"id-{n}" for n in range(12))
+        assert len(second.scripts["thinker"].requests) <= 12 - answered + 4  # four lines were in progress
+
+
+async def test_a_gateway_that_has_lost_it_changes_nothing(place: Place) -> None:
+    body = {"status": "in_progress", "expires_at": 2**40, "request_counts": {"total": 2}}
+    async with BatchStore(place(), "slow", 60) as slow, BatchStore(place(), "quick", 60) as quick:
+        await slow.add(StoredBatch("batch_1", "ann", body, cancels=False))
+        taken = await slow.take()
+        assert taken is not None
+        assert await quick.take() is None
+        await slow.add_line("batch_1", 0, False, {"custom_id": "a"})
+        await quick.write(lambda db: db.execute(batches.update().values(held_until=0)))
+        assert await quick.take() is not None
+        for call in (slow.renew("batch_1"), slow.save(taken), slow.add_line("batch_1", 1, False, {})):
+            with pytest.raises(BatchLost):
+                await call
+        assert await quick.done("batch_1") == {0}
+        await quick.add_line("batch_1", 0, True, {"custom_id": "again"})  # it came to something before
+        assert await quick.results("batch_1", False, -1) == [(0, '{"custom_id": "a"}')]
+        found = await quick.get("batch_1", "ann")
+        assert found is not None
+        assert found.body["request_counts"] == {"total": 2, "completed": 1, "failed": 0}
+        assert await quick.get("batch_1", "bob") is None
