@@ -156,7 +156,8 @@ async def test_conversations_take_a_place_and_of_the_rate(gateway: Running) -> N
 
 # What ends work, and what administrators do.
 NEED_NO_PLACE = {
-    *("/v1/responses/{response_id}/cancel", "/inference/v1/abort_requests", "/start_profile", "/stop_profile"),
+    *("/v1/responses/{response_id}/cancel", "/v1/batches/{batch_id}/cancel", "/inference/v1/abort_requests"),
+    *("/start_profile", "/stop_profile"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter"),
     *(f"{prefix}/v1/realtime/calls/{{call_id}}/hangup" for prefix in ("", "/openai")),
     "/v1/live/sessions/{session_id}/hangup",

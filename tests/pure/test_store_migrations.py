@@ -10,6 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from gateway.access.usage_store import UsageStore
+from gateway.answers.batches.store import BatchStore
 from gateway.answers.files.store import FileStore
 from gateway.answers.transcript_store import TranscriptStore
 from gateway.answers.video_store import VideoJob, VideoStore
@@ -116,7 +117,7 @@ async def test_videos_of_a_release_before(tmp_path: Path, version: int):
         assert {path.name for path in tmp_path.glob("video_*")} == {"video_1.mp4"}
 
 
-@pytest.mark.parametrize("kind", ["responses", "voices", "videos", "files", "usage", "transcripts"])
+@pytest.mark.parametrize("kind", ["responses", "voices", "videos", "files", "usage", "transcripts", "batches"])
 async def test_revisions_lead_to_the_tables_of_the_code(place: Place, kind: str, tmp_path: Path):
     stores = {
         "responses": lambda: ResponseStore(place(), 60, 1 << 20),
@@ -125,6 +126,7 @@ async def test_revisions_lead_to_the_tables_of_the_code(place: Place, kind: str,
         "files": lambda: FileStore(place(), 1, 1),
         "usage": lambda: UsageStore(place()),
         "transcripts": lambda: TranscriptStore(place()),
+        "batches": lambda: BatchStore(place(), "gateway", 60),
     }
     store: Store = stores[kind]()
     async with store:
