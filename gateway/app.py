@@ -176,20 +176,21 @@ def create_app(
                 stack.push_async_callback(database.shutdown)
                 if keys is not None and (worker is None or worker.is_first):
                     await stack.enter_async_context(Usage(database, counts, keys))
-            app.state.gateway = await stack.enter_async_context(
-                Gateway(settings, pipeline, Channels(credentials), spans, shared=shared, database=database)
-            )
-            app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
+            gateway = Gateway(settings, pipeline, Channels(credentials), spans, shared=shared, database=database)
+            videos: VideoStore | None = None
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):
-                store = await stack.enter_async_context(
-                    VideoStore(app.state.gateway.place(settings.jobs_dir), settings.video_ttl_s, settings.jobs_dir)
-                )
-                app.state.gateway.videos = await stack.enter_async_context(VideoJobs(store, settings))
+                videos = VideoStore(gateway.place(settings.jobs_dir), settings.video_ttl_s, settings.jobs_dir)
+                stack.push_async_callback(videos.close)
+                await videos.open()  # before the stages are looked at: who waits for them asks at once
+            app.state.gateway = await stack.enter_async_context(gateway)
+            app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
+            if videos is not None:
+                gateway.videos = await stack.enter_async_context(VideoJobs(videos, settings))
             app.state.batches = None
-            if (place := app.state.gateway.place(settings.files_dir)) is not None:
-                store = BatchStore(place, app.state.gateway.name, settings.file_ttl_s)
+            if (place := gateway.place(settings.files_dir)) is not None:
+                kept = BatchStore(place, gateway.name, settings.file_ttl_s)
                 ask = BatchCalls(app, None if keys is None else keys.named)
-                app.state.batches = await stack.enter_async_context(BatchRunner(app.state.gateway, store, ask))
+                app.state.batches = await stack.enter_async_context(BatchRunner(gateway, kept, ask))
             if worker is not None:  # the first that listens gets connections, which its siblings could have served
                 await app.state.gateway.pipeline.settle(2 * settings.health_timeout_s)
             freeze_heap()

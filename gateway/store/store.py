@@ -7,7 +7,7 @@ from typing import ClassVar, Self, TypeVar
 from sqlalchemy import Connection, MetaData
 
 from gateway.store.database import Call, Database
-from gateway.store.errors import Conflict, store_errors
+from gateway.store.errors import Conflict, StoreUnavailable, store_errors
 from gateway.store.sqlite import SqliteDatabase
 
 Result = TypeVar("Result")
@@ -50,6 +50,15 @@ class Store:
         finally:
             if self._is_own:
                 self.database.close()
+
+    async def open(self) -> None:
+        """Opens the database, which else its first use does: that is late enough for one that cannot be reached now.
+
+        Raises:
+            StoreError: it cannot be used.
+        """
+        with suppress(StoreUnavailable):
+            await self.database.run(self.prepare)
 
     async def __aenter__(self) -> Self:
         await self.database.run(self.prepare)

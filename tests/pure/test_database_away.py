@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from gateway.store.postgres import PostgresDatabase
 from tests.support.clients.realtime_client import session
 from tests.support.clients.responses import create
 from tests.support.scripted.thinker import PIECES
-from tests.support.systems.gateway import Running, running
+from tests.support.systems.gateway import SPEECH, Running, running
 from tests.support.systems.postgres import own_server
 
 TEXT = "".join(PIECES)
@@ -112,3 +113,11 @@ async def test_no_answer_waits_for_a_database_that_answers_nothing(
         finally:
             answers.set()
         assert (await waiting).json()["output"][0]["content"][0]["text"] == TEXT
+
+
+async def test_a_gateway_of_videos_starts_without_its_database(tmp_path: Path) -> None:
+    nowhere = "postgresql://ann@127.0.0.1:1/quartet"
+    async with running(SPEECH.with_name("dit.yaml"), database_url=nowhere, jobs_dir=tmp_path) as gateway:
+        assert (await gateway.http.get("/ready")).status_code == 200
+        refused = await gateway.http.get("/v1/videos")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")

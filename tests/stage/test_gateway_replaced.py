@@ -32,7 +32,7 @@ class Gateway:
     def __init__(self, stages: ScriptedStages, directory: Path) -> None:
         cluster = Cluster(build(ROOT / "deploy/k8s/overlays/cpu-demo"))
         deployed = {name: value.replace(JOBS, str(directory)) for name, value in cluster.environment("gateway").items()}
-        assert sum(str(directory) in value for value in deployed.values()) == 3  # videos, voices, responses
+        assert sum(str(directory) in value for value in deployed.values()) == 4  # videos, voices, files, responses
         self.port = free_port()
         addresses = [f"--stage={stage}={address}" for stage, address in stages.addresses.items()]
         pipeline = directory.parent / "pipeline.yaml"
