@@ -197,13 +197,14 @@ async def test_another_gateway_goes_on_with_it(tmp_path: Path) -> None:
 async def test_a_gateway_that_has_lost_it_changes_nothing(place: Place) -> None:
     body = {"status": "in_progress", "expires_at": 2**40, "request_counts": {"total": 2}}
     async with BatchStore(place(), "slow", 60) as slow, BatchStore(place(), "quick", 60) as quick:
-        await slow.add(StoredBatch("batch_1", "ann", body, cancels=False))
-        taken = await slow.take()
+        await slow.add(StoredBatch("batch_1", "ann", body, cancels=False), ["b", "a"])
+        assert await slow.take(["a"]) is None  # of another system
+        taken = await slow.take(["a", "b"])
         assert taken is not None
-        assert await quick.take() is None
+        assert await quick.take(["a", "b"]) is None
         await slow.add_line("batch_1", 0, False, {"custom_id": "a"})
         await quick.write(lambda db: db.execute(batches.update().values(held_until=0)))
-        assert await quick.take() is not None
+        assert await quick.take(["a", "b"]) is not None
         for call in (slow.renew("batch_1"), slow.save(taken), slow.add_line("batch_1", 1, False, {})):
             with pytest.raises(BatchLost):
                 await call

@@ -71,7 +71,7 @@ class BatchRunner:
             await self._made.wait()
         while True:
             try:
-                while (batch := await self.store.take()) is not None:
+                while (batch := await self._next()) is not None:
                     await self._work_on(batch)
             except ApiError:
                 pass  # the store has logged it, and may be there again soon
@@ -81,6 +81,16 @@ class BatchRunner:
                 async with asyncio.timeout(_LOOK_S):
                     await self._made.wait()
             self._made.clear()
+
+    async def _next(self) -> StoredBatch | None:
+        """None: there is none, or the stages have not said yet what they serve."""
+        return await self.store.take(self.models) if self._gateway.pipeline.is_settled else None
+
+    @property
+    def models(self) -> list[str]:
+        """Without adapters, which come and go."""
+        names = self._gateway.catalog
+        return [name for name in names.models if names.parent_of(name) is None]
 
     async def _work_on(self, batch: StoredBatch) -> None:
         job = _BatchJob(self._gateway, self.store, batch)

@@ -67,9 +67,9 @@ class BatchStore(ClientStore):
         place = self._place
         return not isinstance(place, Path) or await asyncio.to_thread((place / f"{self.name}.sqlite").exists)
 
-    async def add(self, batch: StoredBatch) -> None:
-        """A new one, on which nobody works."""
-        values = {"id": batch.id, "owner": batch.owner, **_columns(batch.body)}
+    async def add(self, batch: StoredBatch, models: Iterable[str]) -> None:
+        """A new one, on which nobody works. `models`: all that this gateway serves."""
+        values = {"id": batch.id, "owner": batch.owner, "models": _names(models), **_columns(batch.body)}
         await self.write(lambda connection: connection.execute(insert(batches).values(values)))
 
     async def get(self, batch_id: str, owner: str | None) -> StoredBatch | None:
@@ -99,8 +99,13 @@ class BatchStore(ClientStore):
         asked = batches.c.id == batch_id, batches.c.status.in_(UNFINISHED)
         await self.write(lambda connection: connection.execute(update(batches).where(*asked).values(cancels=True)))
 
-    async def take(self) -> StoredBatch | None:
-        """The oldest batch on which nobody works, for this gateway. None: there is none. Removes old ones."""
+    async def take(self, models: Iterable[str]) -> StoredBatch | None:
+        """The oldest batch on which nobody works, for this gateway. None: there is none. Removes old ones.
+
+        Args:
+            models: all that this gateway serves. Another system may keep its batches here, too.
+        """
+        is_ours = batches.c.models == _names(models)
 
         def take(connection: Connection) -> StoredBatch | None:
             self.database.lock(connection, "batches.take")
@@ -108,7 +113,9 @@ class BatchStore(ClientStore):
             connection.execute(delete(batches).where(batches.c.expires_at < old, batches.c.status.not_in(UNFINISHED)))
             now = clock.now(connection)
             is_free = or_(batches.c.holder.is_(None), batches.c.held_until < now)
-            free = select(batches).where(batches.c.status.in_(UNFINISHED), is_free).order_by(batches.c.sequence)
+            free = (
+                select(batches).where(batches.c.status.in_(UNFINISHED), is_free, is_ours).order_by(batches.c.sequence)
+            )
             row = connection.execute(free.limit(1)).first()
             if row is None:
                 return None
@@ -178,6 +185,10 @@ class BatchStore(ClientStore):
 
     def _held(self, batch_id: str) -> Update:
         return update(batches).where(batches.c.id == batch_id, batches.c.holder == self._holder)
+
+
+def _names(models: Iterable[str]) -> str:
+    return json.dumps(sorted(models))
 
 
 def _columns(body: dict[str, Any]) -> dict[str, Any]:

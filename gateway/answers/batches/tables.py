@@ -12,6 +12,7 @@ batches = Table(
     Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
     Column("id", Text, nullable=False, unique=True),
     Column("owner", Text, nullable=False),  # name of an API key; "": there were no keys
+    Column("models", Text, nullable=False),  # JSON: names of what the gateway served where it was made
     Column("status", Text, nullable=False),
     Column("expires_at", BigInteger, nullable=False),  # Unix seconds: what has not begun then is not done
     Column("body", Text, nullable=False),  # JSON: OpenAI's Batch object, without its counts while it is worked on

@@ -79,7 +79,7 @@ async def create_batch(http: Request, gateway: Annotated[Gateway, Depends(admitt
         "output_expires_s": None if expiry is None else expiry.seconds,
     }
     batch = StoredBatch(body["id"], owner or "", body, cancels=False)
-    await runner.store.add(batch)
+    await runner.store.add(batch, runner.models)
     runner.wake()
     http.state.log["batch"] = batch.id
     return _public(batch)

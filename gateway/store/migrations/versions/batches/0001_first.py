@@ -14,6 +14,7 @@ def upgrade() -> None:
         sa.Column("sequence", _SEQUENCE, primary_key=True, autoincrement=True),
         sa.Column("id", sa.Text, nullable=False, unique=True),
         sa.Column("owner", sa.Text, nullable=False),
+        sa.Column("models", sa.Text, nullable=False),
         sa.Column("status", sa.Text, nullable=False),
         sa.Column("expires_at", sa.BigInteger, nullable=False),
         sa.Column("body", sa.Text, nullable=False),
