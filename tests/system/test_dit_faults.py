@@ -106,9 +106,12 @@ def test_a_video_job_outlives_the_gateway(dit_systems) -> None:
     until(lambda: system.http.get(f"/v1/videos/{job['id']}").json()["status"] == "in_progress", "it begins")
     os.kill(system.pid("gateway"), signal.SIGKILL)
     wait_until_ready(system)
-    listed = {each["id"]: each for each in system.http.get("/v1/videos").json()["data"]}
-    assert listed[job["id"]]["status"] == "failed"
-    assert listed[job["id"]]["error"]["code"] == "interrupted"
+
+    def listed() -> dict:
+        return {each["id"]: each for each in system.http.get("/v1/videos").json()["data"]}[job["id"]]
+
+    until(lambda: listed()["status"] == "failed", "the killed gateway's lease is over")
+    assert listed()["error"]["code"] == "interrupted"
     until(lambda: not system.in_flight()["dit"], "nobody wants it any more")
 
 
