@@ -243,6 +243,42 @@ async def test_a_gateway_that_stands_still_ends_nothing_twice(tmp_path: Path, po
         await _check_ends(started, clients, postgres_url)
 
 
+@pytest.mark.long
+async def test_a_batch_ends_whole_though_its_gateways_are_killed(tmp_path: Path, postgres_url: str) -> None:
+    """Whichever works on it is killed, twice; each line has one result."""
+    chat = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": chat}
+    lines = [line | {"custom_id": str(number)} for number in range(400)]
+    async with three(tmp_path, postgres_url, 0.2, 0.4) as started, Clients(started.urls) as clients:
+        form = {"purpose": (None, "batch"), "file": ("lines.jsonl", "\n".join(map(json.dumps, lines)).encode())}
+        file = await clients.ask("alice", "POST", "/v1/files", files=form)
+        body = {"input_file_id": file["id"], "endpoint": line["url"], "completion_window": "24h"}
+        path = f"/v1/batches/{(await clients.ask('alice', 'POST', '/v1/batches', json=body))['id']}"
+        begun, done = [0, 0, 0], 0
+        for _ in range(2):
+            while (now := await clients.ask("alice", "GET", path))["request_counts"]["completed"] <= done:
+                await asyncio.sleep(0.1)
+            done = now["request_counts"]["completed"]
+            works = [started.log(number).count('"working on a batch"') for number in range(3)]
+            (holder,) = [number for number in range(3) if works[number] > begun[number]]
+            begun = works
+            await started.kill(holder)
+            await started.start(holder)
+        assert done < 400, "it ended before the second was killed"
+        async with asyncio.timeout(600):
+            while (batch := await clients.ask("alice", "GET", path))["status"] not in ENDED:
+                await asyncio.sleep(0.5)
+        assert (batch["status"], batch["request_counts"]["total"]) == ("completed", 400)
+        assert (batch["request_counts"], batch["error_file_id"]) == (
+            {"total": 400, "completed": 400, "failed": 0},
+            None,
+        )
+        content = await clients.ask("alice", "GET", f"/v1/files/{batch['output_file_id']}/content")
+        results = [json.loads(each) for each in content.splitlines()]
+        assert [each["custom_id"] for each in results] == [each["custom_id"] for each in lines]
+        assert {each["response"]["body"]["choices"][0]["message"]["content"] for each in results} == {TEXT}
+
+
 async def _check_ends(started: Gateways, clients: Clients, postgres_url: str) -> None:
     """Each response has one end, which all gateways tell, and one last event."""
     for url in started.urls:

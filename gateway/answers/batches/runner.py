@@ -111,6 +111,7 @@ class BatchRunner:
 
     async def _do(self, job: "_BatchJob") -> None:
         began = time.monotonic()
+        log.info("working on a batch", batch=job.batch.id, status=job.body["status"])
         try:
             if job.body["status"] == "validating":
                 await job.validate()
