@@ -105,7 +105,7 @@ def nginx(directory: Path, port: int, upstream: int, _: int) -> list[str]:
 
 
 def haproxy(directory: Path, port: int, upstream: int, _: int) -> list[str]:
-    (directory / "proxy.cfg").write_text(of_document("haproxy", port, upstream))
+    (directory / "proxy.cfg").write_text(of_document("text", port, upstream))
     return ["haproxy", "-db", "-f", str(directory / "proxy.cfg")]
 
 

@@ -31,7 +31,7 @@ from tests.support.k8s.kustomize import build
 from tests.support.settings_of_processes import PROCESSES, required_flags
 
 COMMANDS = commands()
-LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "sql", "nginx", "haproxy", "text", ""}
+LANGUAGES = {*SHELL, "python", "py", "js", "json", "toml", "yaml", "sql", "nginx", "text", ""}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yaml").read_text())
 DATABASE = rendered({}, "database")
