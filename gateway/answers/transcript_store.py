@@ -38,7 +38,7 @@ class TranscriptStore(ClientStore):
             self._swept_s = time.monotonic()
 
         def put(connection: Connection) -> None:
-            values = {"audio_id": audio_id, "expires_at": expires_at, "transcript": transcript.replace("\0", "")}
+            values = {"audio_id": audio_id, "expires_at": expires_at, "transcript": transcript}
             connection.execute(insert(transcripts).values(values))
             if is_time:
                 connection.execute(delete(transcripts).where(transcripts.c.expires_at <= time.time()))

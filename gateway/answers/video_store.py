@@ -19,6 +19,7 @@ from gateway.store.clock import now
 from gateway.store.columns import fits
 from gateway.store.database import Database
 from gateway.store.errors import StoreError, required
+from gateway.store.queries import owned_by
 from gateway.store.store import ClientStore
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
@@ -160,8 +161,6 @@ class VideoStore(ClientStore):
 
     async def get(self, video_id: str, owner: str | None = None) -> VideoJob | None:
         """An owner sees only its own."""
-        if not fits(video_id):
-            return None
         found = await self._read(select(videos).where(videos.c.id == video_id, *_visible(owner)))
         return found[0] if found else None
 
@@ -248,4 +247,4 @@ def _values(video: VideoJob) -> dict[str, Any]:
 
 def _visible(owner: str | None) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     is_kept = or_(videos.c.expires_at.is_(None), videos.c.expires_at > time.time())
-    return is_kept, true() if owner is None else videos.c.owner == owner
+    return is_kept, owned_by(owner, videos.c.owner)

@@ -3,13 +3,13 @@
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Row, case, delete, func, insert, or_, select
 
 from gateway.answers.voice_tables import tables, voices
 from gateway.errors import ApiError
-from gateway.store.columns import fits
 from gateway.store.database import Database
 from gateway.store.errors import required
+from gateway.store.queries import owned_by
 from gateway.store.store import ClientStore
 
 
@@ -62,7 +62,7 @@ class VoiceStore(ClientStore):
 
         def add(connection: Connection) -> None:
             self.database.lock(connection, self.name)  # nobody adds another one in between
-            if _count(connection, voices.c.folded_name == folded, _visible(voice.owner)):
+            if _count(connection, voices.c.folded_name == folded, owned_by(voice.owner, voices.c.owner)):
                 message = f"name: there is a voice {voice.name!r}; delete it first, or choose another name"
                 raise ApiError(409, message, "name", "voice_exists")
             if voice.owner and _count(connection, voices.c.owner == voice.owner) >= self._most_of_owner:
@@ -75,15 +75,14 @@ class VoiceStore(ClientStore):
 
     async def all_of(self, owner: str | None) -> list[UploadedVoice]:
         """The owner's voices in order of creation; None sees all."""
-        found = select(*_COLUMNS).where(_visible(owner)).order_by(voices.c.sequence)
+        found = select(*_COLUMNS).where(owned_by(owner, voices.c.owner)).order_by(voices.c.sequence)
         return await self.read(lambda connection: [_voice_of(row) for row in connection.execute(found)])
 
     async def find(self, named: str, owner: str | None) -> UploadedVoice | None:
         """The owner's voice by its id, else by its name."""
-        if not fits(named):
-            return None
         by_id = voices.c.id == named
-        found = select(*_COLUMNS).where(or_(by_id, voices.c.folded_name == named.casefold()), _visible(owner))
+        is_meant = or_(by_id, voices.c.folded_name == named.casefold())
+        found = select(*_COLUMNS).where(is_meant, owned_by(owner, voices.c.owner))
         first = found.order_by(case((by_id, 0), else_=1), voices.c.sequence).limit(1)
         row = await self.read(lambda connection: connection.execute(first).first())
         return None if row is None else _voice_of(row)
@@ -95,10 +94,6 @@ class VoiceStore(ClientStore):
 
     async def remove(self, voice: UploadedVoice) -> None:
         await self.erase(lambda connection: connection.execute(delete(voices).where(voices.c.id == voice.id)))
-
-
-def _visible(owner: str | None) -> ColumnElement[bool]:
-    return true() if owner is None else voices.c.owner == owner
 
 
 def _count(connection: Connection, *where: ColumnElement[bool]) -> int:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Update, delete, func, insert, or_, select, true, update
+from sqlalchemy import Connection, Row, Update, delete, func, insert, or_, select, update
 
 from gateway.answers.batches.tables import batches, lines, tables
 from gateway.store import clock
-from gateway.store.columns import fits
 from gateway.store.database import Database
+from gateway.store.queries import owned_by, rows_behind
 from gateway.store.store import ClientStore
 
 LEASE_S = 15.0
@@ -74,24 +74,17 @@ class BatchStore(ClientStore):
 
     async def get(self, batch_id: str, owner: str | None) -> StoredBatch | None:
         """None: there is none, or it is another owner's."""
-        if not fits(batch_id):
-            return None
-        found = select(batches).where(batches.c.id == batch_id, _visible(owner))
+        found = select(batches).where(batches.c.id == batch_id, owned_by(owner, batches.c.owner))
         return await self.read(lambda connection: _first(connection, connection.execute(found).all()))
 
     async def page(self, after: str | None, limit: int, owner: str | None) -> list[StoredBatch] | None:
         """At most `limit`, newest first, behind the one with the id `after`. None: there is no such batch."""
-        sequence = batches.c.sequence
+        found = select(batches).where(owned_by(owner, batches.c.owner))
+        is_after = None if after is None else batches.c.id == after
 
         def read(connection: Connection) -> list[StoredBatch] | None:
-            beyond: ColumnElement[bool] = true()
-            if after is not None:
-                known = select(sequence).where(batches.c.id == after, _visible(owner))
-                if not fits(after) or (at := connection.execute(known).scalar()) is None:
-                    return None
-                beyond = sequence < at
-            found = select(batches).where(_visible(owner), beyond).order_by(sequence.desc()).limit(limit)
-            return [_batch_of(connection, row) for row in connection.execute(found).all()]
+            rows = rows_behind(connection, found, batches.c.sequence, is_after, limit, newest_first=True)
+            return None if rows is None else [_batch_of(connection, row) for row in rows]
 
         return await self.read(read)
 
@@ -194,10 +187,6 @@ def _names(models: Iterable[str]) -> str:
 def _columns(body: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(body, ensure_ascii=False)
     return {"status": body["status"], "expires_at": body["expires_at"], "body": text}
-
-
-def _visible(owner: str | None) -> ColumnElement[bool]:
-    return true() if owner is None else batches.c.owner == owner
 
 
 def _first(connection: Connection, rows: Iterable[Row[Any]]) -> StoredBatch | None:

@@ -12,6 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, sel
 from gateway.answers.files.tables import files, spaces, tables
 from gateway.errors import ApiError
 from gateway.store.database import Database
+from gateway.store.queries import owned_by, rows_behind
 from gateway.store.store import ClientStore
 
 
@@ -111,19 +112,12 @@ class FileStore(ClientStore):
         Returns:
             None: there is no such file.
         """
-        sequence, these = files.c.sequence, _visible(owner)
+        found, only = select(*_COLUMNS).where(_visible(owner)), None if purpose is None else files.c.purpose == purpose
+        is_after = None if after is None else files.c.id == after
 
         def read(connection: Connection) -> list[StoredFile] | None:
-            beyond: ColumnElement[bool] = true()
-            if after is not None:
-                known = select(sequence).where(these, files.c.id == after)
-                if (at := connection.execute(known).scalar()) is None:
-                    return None
-                beyond = sequence > at if order == "asc" else sequence < at
-            fits = true() if purpose is None else files.c.purpose == purpose
-            ordered = sequence.asc() if order == "asc" else sequence.desc()
-            found = select(*_COLUMNS).where(these, beyond, fits).order_by(ordered).limit(limit)
-            return list(map(_file_of, connection.execute(found)))
+            rows = rows_behind(connection, found, files.c.sequence, is_after, limit, order == "desc", only)
+            return None if rows is None else list(map(_file_of, rows))
 
         return await self.read(read)
 
@@ -153,7 +147,7 @@ def _no_room(fault: str, setting: str) -> ApiError:
 
 
 def _visible(owner: str | None) -> ColumnElement[bool]:
-    return (files.c.expires_at > time.time()) & (true() if owner is None else files.c.owner == owner)
+    return (files.c.expires_at > time.time()) & owned_by(owner, files.c.owner)
 
 
 def _file_of(row: Row[Any]) -> StoredFile:

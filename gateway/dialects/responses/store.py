@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, insert, select, true, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, delete, func, insert, select, update
 
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.tables import items, tables, threads
 from gateway.store.database import Database
+from gateway.store.queries import owned_by, rows_behind
 from gateway.store.store import ClientStore
 
 _ROW_BYTES = 512  # that a row takes beside its text
@@ -176,18 +177,12 @@ class ResponseStore(ClientStore):
         Returns:
             None: there is no such item.
         """
-        sequence, these = items.c.sequence, (items.c.thread == thread_id, items.c.is_output == 0)
+        found = select(items.c.body).where(items.c.thread == thread_id, items.c.is_output == 0)
+        is_after = None if after is None else items.c.id == after
 
         def read(connection: Connection) -> list[Item] | None:
-            beyond: ColumnElement[bool] = true()
-            if after is not None:
-                known = select(sequence).where(*these, items.c.id == after).limit(1)
-                if (at := connection.execute(known).scalar()) is None:
-                    return None
-                beyond = sequence > at if order == "asc" else sequence < at
-            ordered = sequence.asc() if order == "asc" else sequence.desc()
-            found = select(items.c.body).where(*these, beyond).order_by(ordered).limit(limit)
-            return _loaded(connection.execute(found).scalars())
+            rows = rows_behind(connection, found, items.c.sequence, is_after, limit, order == "desc")
+            return None if rows is None else _loaded(row.body for row in rows)
 
         return await self.read(read)
 
@@ -241,8 +236,7 @@ class ResponseStore(ClientStore):
         await self.erase(remove)
 
     def _visible(self, owner: str | None) -> ColumnElement[bool]:
-        of_owner = true() if owner is None else threads.c.owner == owner
-        return (threads.c.used_at > time.time() - self._ttl_s) & of_owner
+        return (threads.c.used_at > time.time() - self._ttl_s) & owned_by(owner, threads.c.owner)
 
 
 ItemRow = tuple[str, int, str]
