@@ -37,7 +37,7 @@ def move(
     from gateway.store.errors import StoreError
     from gateway.store.moving import copy
     from gateway.store.postgres import PostgresDatabase
-    from gateway.store.sqlite import SqliteDatabase
+    from gateway.store.sqlite import SqliteDatabase, file_of
 
     if database_url is None:
         raise CommandError(f"--database-url: name the PostgreSQL database, or set {_URL}")
@@ -45,7 +45,7 @@ def move(
     if not (named := {kind: place for kind, place in places.items() if place is not None}):
         raise CommandError("name what to move: --responses-dir, --voices-dir, --jobs-dir, --files-dir")
     for kind, place in named.items():
-        if not (file := place / f"{kind.name}.sqlite").is_file():
+        if not (file := file_of(place, kind.name)).is_file():
             raise CommandError(f"--{kind.setting.replace('_', '-')}: there is no file {file}")
     try:
         target = PostgresDatabase(database_url)

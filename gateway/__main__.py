@@ -27,7 +27,7 @@ from gateway.listening.turn_model import TurnModel
 from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from gateway.store.errors import StoreError, StoreUnavailable
-from gateway.store.postgres import PostgresDatabase
+from gateway.store.postgres import database_of
 from gateway.yaml_source import YamlError
 from services.common.rpc import tls
 from services.common.telemetry import logs, tracing
@@ -77,8 +77,7 @@ def main() -> None:
 
 def _check_stores(settings: GatewaySettings, makes_videos: bool) -> None:
     """Raises StoreError: something cannot be kept, whatever is tried later."""
-    url = settings.database_url
-    database = None if url is None else PostgresDatabase(url.get_secret_value())
+    database = database_of(settings.database_url)
     try:
         if makes_videos:
             VideoStore(database or settings.jobs_dir, settings.video_ttl_s, settings.jobs_dir).check()

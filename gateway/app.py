@@ -69,7 +69,7 @@ from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
 from gateway.settings import GatewaySettings
 from gateway.store.blobs import WRITING_BYTES
-from gateway.store.postgres import PostgresDatabase
+from gateway.store.postgres import database_of
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
 from services.common.rpc.tls import Credentials
@@ -165,7 +165,7 @@ def create_app(
     shared = SharedState() if worker is None else SharedState(worker.shared_file, worker.number)
     counts = shared if worker is None else SharedState(worker.counts_file, worker.number)
     keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, counts)
-    database = None if settings.database_url is None else PostgresDatabase(settings.database_url.get_secret_value())
+    database = database_of(settings.database_url)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    StringConstraints,
     ValidationError,
     ValidationInfo,
     create_model,
@@ -48,6 +49,14 @@ NotNegative = Annotated[int, Field(ge=0, lt=2**31)]
 # The name of a model; "": none was given.
 ModelName = Annotated[str, BeforeValidator(lambda value: "" if value is None else value)]
 TokenIds = Annotated[list[NotNegative], _Bounded(MAX_TOKENS)]
+# OpenAI's, of what is stored.
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    Field(max_length=16, description="for the client's own use: at most 16 texts"),
+]
 
 
 class Strict(BaseModel):

@@ -15,16 +15,16 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, Update, delete, i
 from gateway.answers.video_files import VideoFiles
 from gateway.answers.video_tables import tables, videos
 from gateway.errors import ApiError
-from gateway.store.clock import now
+from gateway.store.clock import lease_end, now
 from gateway.store.columns import fits
 from gateway.store.database import Database
 from gateway.store.errors import StoreError, required
 from gateway.store.queries import owned_by
+from gateway.store.sqlite import file_of
 from gateway.store.store import ClientStore
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
-LEASE_S = 15.0
 _UNFINISHED = ("queued", "in_progress")
 _INTERRUPTED = "the server stopped before the video was finished; send the request again"
 
@@ -95,7 +95,7 @@ class VideoStore(ClientStore):
         row = _values(video)
 
         def add(connection: Connection) -> None:
-            held = {"holder": self.holder, "held_until": now(connection) + LEASE_S}
+            held = {"holder": self.holder, "held_until": lease_end(connection)}
             connection.execute(insert(videos).values(row | held))
 
         await self.write(add)
@@ -126,7 +126,7 @@ class VideoStore(ClientStore):
             for row in rows:
                 connection.execute(self._held(row["id"]).values(row))
             if renews:
-                connection.execute(update(videos).where(*these).values(held_until=now(connection) + LEASE_S))
+                connection.execute(update(videos).where(*these).values(held_until=lease_end(connection)))
             return set(connection.execute(select(videos.c.id).where(*these)).scalars())
 
         return await (self.write(keep) if rows or renews else self.read(keep))
@@ -234,7 +234,7 @@ class VideoStore(ClientStore):
 
     def _is_moving(self) -> bool:
         """Whether files may be those of a SQLite file here, whose rows are not in the database yet."""
-        return not self._is_own and (self.files.directory / f"{self.name}.sqlite").exists()
+        return not self._is_own and file_of(self.files.directory, self.name).exists()
 
 
 def _values(video: VideoJob) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Errors of stores, and what clients are told of them."""
+"""Errors of stores, and the answers that clients get."""
 
 import sqlite3
 from collections.abc import Iterator

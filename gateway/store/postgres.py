@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg.abc import Buffer
 from psycopg.types.string import StrDumper
+from pydantic import SecretStr
 from sqlalchemy import Connection, MetaData, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
@@ -85,6 +86,11 @@ class PostgresDatabase(Database):
 
     def lock(self, connection: Connection, name: str) -> None:
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": f"quartet.{name}"})
+
+
+def database_of(url: SecretStr | None) -> PostgresDatabase | None:
+    """That of the setting `database_url`. Raises StoreError."""
+    return None if url is None else PostgresDatabase(url.get_secret_value())
 
 
 class _TextDumper(StrDumper):

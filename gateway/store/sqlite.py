@@ -118,7 +118,7 @@ class SqliteDatabase(Database):
     def _file(self) -> Path:
         """The file, private to its owner."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = self.directory.resolve() / f"{self._name}.sqlite"
+        file = file_of(self.directory.resolve(), self._name)
         os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         return file
 
@@ -132,6 +132,11 @@ class SqliteDatabase(Database):
                 os.posix_fallocate(file.fileno(), 0, _RESERVED_BYTES)
         except OSError as error:
             log.warning("no room to reserve", store=self._name, error=str(error))
+
+
+def file_of(directory: Path, name: str) -> Path:
+    """That of the store `name`."""
+    return directory / f"{name}.sqlite"
 
 
 def _begin(connection: Connection) -> None:

@@ -22,7 +22,7 @@ import httpx
 import psycopg
 import pytest
 
-from gateway.dialects.responses.leases import LEASE_S
+from gateway.store.clock import LEASE_S
 from tests.support.clients.voices import SAMPLE, keys
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import SPEECH

@@ -51,15 +51,15 @@ async def test_another_gateway_follows_a_response(two: tuple[Running, Running]) 
     made = await held(maker)
     assert (await client(other).responses.retrieve(made.id)).status in ("queued", "in_progress")
     follower = await client(other).responses.retrieve(made.id, stream=True)
-    told: list[Any] = []
+    seen: list[Any] = []
     async for event in follower:
-        told.append(event)
+        seen.append(event)
         if event.type == "response.output_text.delta":
             maker.scripts["thinker"].go_on()
-    assert [event.sequence_number for event in told] == list(range(len(told)))
-    assert told[-1].type == "response.completed"
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    assert seen[-1].type == "response.completed"
     at_maker = [event async for event in await client(maker).responses.retrieve(made.id, stream=True)]
-    assert [event.model_dump() for event in told] == [event.model_dump() for event in at_maker]
+    assert [event.model_dump() for event in seen] == [event.model_dump() for event in at_maker]
     for gateway in two:
         assert (await client(gateway).responses.retrieve(made.id)).output_text == TEXT
     more = await create(other, "more", previous_response_id=made.id)
@@ -90,7 +90,7 @@ async def test_a_lease_that_is_over_ends_a_response_once(place: Place) -> None:
         assert await lives.end_lost() == 0
         assert await stood.renew() == {thread.id: False}
         assert await lives.renew() == {}
-        await stood.tell(thread.id, thread.body, [{"type": "response.created", "sequence_number": 0}])
+        await stood.publish(thread.id, thread.body, [{"type": "response.created", "sequence_number": 0}])
         await _set(quick, thread, held_until=0.0)
         assert sorted(await asyncio.gather(lives.end_lost(), stood.end_lost())) == [0, 1]
         completed = Thread(thread.id, 0, None, {"status": "completed"})
@@ -101,8 +101,8 @@ async def test_a_lease_that_is_over_ends_a_response_once(place: Place) -> None:
         assert found is not None
         assert (found.body["status"], found.body["error"]["code"], found.holder) == ("failed", "server_error", None)
         assert await quick.items(thread.id, output=True) == []
-        told, is_more = await lives.events_after(thread.id, -1)
-        assert [(event["type"], event["sequence_number"]) for event in told] == [
+        seen, is_more = await lives.events_after(thread.id, -1)
+        assert [(event["type"], event["sequence_number"]) for event in seen] == [
             ("response.created", 0),
             ("response.failed", 1),
         ]
@@ -119,7 +119,7 @@ async def test_events_are_kept_for_a_while(place: Place) -> None:
         assert not await leases.finish(Thread(thread.id, 0, None, {"status": "completed"}), [], [], None)
         assert (await leases.events_after(thread.id, -1)) == ([], True)  # its last events are on their way
         last = {"type": "response.completed", "sequence_number": 0}
-        await leases.tell_end(thread.id, [last])
+        await leases.publish_end(thread.id, [last])
         assert (await leases.events_after(thread.id, -1)) == ([last], False)
         await leases.end_lost()
         assert (await leases.events_after(thread.id, -1))[0] == [last]

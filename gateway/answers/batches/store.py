@@ -14,9 +14,9 @@ from gateway.answers.batches.tables import batches, lines, tables
 from gateway.store import clock
 from gateway.store.database import Database
 from gateway.store.queries import owned_by, rows_behind
+from gateway.store.sqlite import file_of
 from gateway.store.store import ClientStore
 
-LEASE_S = 15.0
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 _LINES_AT_ONCE = 100
 
@@ -65,7 +65,7 @@ class BatchStore(ClientStore):
     async def may_have_some(self) -> bool:
         """False: there is no file of SQLite, which nobody then has to look into."""
         place = self._place
-        return not isinstance(place, Path) or await asyncio.to_thread((place / f"{self.name}.sqlite").exists)
+        return not isinstance(place, Path) or await asyncio.to_thread(file_of(place, self.name).exists)
 
     async def add(self, batch: StoredBatch, models: Iterable[str]) -> None:
         """A new one, on which nobody works. `models`: all that this gateway serves."""
@@ -88,9 +88,9 @@ class BatchStore(ClientStore):
 
         return await self.read(read)
 
-    async def ask_to_cancel(self, batch_id: str) -> None:
-        asked = batches.c.id == batch_id, batches.c.status.in_(UNFINISHED)
-        await self.write(lambda connection: connection.execute(update(batches).where(*asked).values(cancels=True)))
+    async def request_cancel(self, batch_id: str) -> None:
+        unfinished = batches.c.id == batch_id, batches.c.status.in_(UNFINISHED)
+        await self.write(lambda connection: connection.execute(update(batches).where(*unfinished).values(cancels=True)))
 
     async def take(self, models: Iterable[str]) -> StoredBatch | None:
         """The oldest batch on which nobody works, for this gateway. None: there is none. Removes old ones.
@@ -112,7 +112,7 @@ class BatchStore(ClientStore):
             row = connection.execute(free.limit(1)).first()
             if row is None:
                 return None
-            held = {"holder": self._holder, "held_until": now + LEASE_S}
+            held = {"holder": self._holder, "held_until": clock.lease_end(connection)}
             connection.execute(update(batches).where(batches.c.id == row.id).values(held))
             return _batch_of(connection, row)
 
@@ -122,7 +122,7 @@ class BatchStore(ClientStore):
         """Whether it is to be cancelled. Raises BatchLost."""
 
         def renew(connection: Connection) -> bool | None:
-            longer = self._held(batch_id).values(held_until=clock.now(connection) + LEASE_S)
+            longer = self._held(batch_id).values(held_until=clock.lease_end(connection))
             return connection.execute(longer.returning(batches.c.cancels)).scalar()
 
         cancels = await self.write(renew)

@@ -16,6 +16,7 @@ from gateway.settings import GatewaySettings
 from gateway.store.blobs import Blobs
 from gateway.store.database import Database
 from gateway.store.errors import StoreError, required, store_errors
+from gateway.store.sqlite import file_of
 from gateway.tasks import cancel
 
 SWEEP_S = 3600.0
@@ -114,7 +115,7 @@ class Files:
         return _in_own_terms(pieces)
 
     async def delete(self, file: StoredFile) -> None:
-        """The bytes go first: what was told to be deleted is."""
+        """The bytes go first: once a client is answered, they are gone."""
         await self._remove([file.id])
 
     async def sweep(self) -> None:
@@ -153,7 +154,7 @@ class Files:
 
 def has_files(settings: GatewaySettings) -> bool:
     """Whether an earlier gateway may have left some. Blocking."""
-    return settings.files_dir is not None and (settings.files_dir / f"{FileStore.name}.sqlite").exists()
+    return settings.files_dir is not None and file_of(settings.files_dir, FileStore.name).exists()
 
 
 async def _in_own_terms(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

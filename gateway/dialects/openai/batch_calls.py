@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message
 
 from gateway.access.api_key import ApiKey
 from gateway.access.shared import SharedState
-from gateway.answers.batches.runner import LineAnswer
+from gateway.answers.batches.job import LineAnswer
 from gateway.errors import ApiError
 from gateway.http.json_writer import to_json
 

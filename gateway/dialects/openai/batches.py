@@ -16,7 +16,7 @@ from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import JSON, page, read_json, read_query
 from gateway.http.json_writer import Json, first_page
-from gateway.validation import Strict
+from gateway.validation import Metadata, Strict
 
 router = APIRouter(tags=["batches"])
 PATH = "/v1/batches"
@@ -30,9 +30,6 @@ Endpoint = Literal[
     "/v1/images/generations",
     "/v1/audio/speech",
 ]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
-]
 
 
 class BatchCreate(Strict):
@@ -41,7 +38,7 @@ class BatchCreate(Strict):
     input_file_id: str = Field(description="an uploaded file of JSON lines: `custom_id`, `method`, `url`, `body`")
     endpoint: Endpoint = Field(description="of all lines")
     completion_window: Literal["24h"] = Field(description="24h; what has not begun then is left out")
-    metadata: Metadata | None = Field(default=None, description="for the client's own use: at most 16 texts")
+    metadata: Metadata | None = None
     output_expires_after: FileExpiry | None = Field(
         default=None, description="of the files of results, as `expires_after` of an uploaded file"
     )
@@ -110,7 +107,7 @@ async def cancel_batch(http: Request, batch_id: str) -> dict[str, Any]:
     batch = await _found(http, batch_id)
     if not batch.is_unfinished:
         raise ApiError(409, f"{batch.id} has ended: it is {batch.body['status']}", None, "batch_ended")
-    await _runner(http).store.ask_to_cancel(batch.id)
+    await _runner(http).store.request_cancel(batch.id)
     return _public(await _found(http, batch_id))
 
 

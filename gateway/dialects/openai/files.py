@@ -42,7 +42,7 @@ class FileRequest(Strict):
     """A file: OpenAI's fields."""
 
     purpose: Annotated[str, AfterValidator(_purpose)] = Field(
-        description=f"{', '.join(_PURPOSES)}; told again, and lists can be of one. Any file can be named in a request"
+        description=f"{', '.join(_PURPOSES)}; lists can be of one. Any file can be named in a request"
     )
     expires_after: FileExpiry | None = Field(
         default=None, description="as expires_after[anchor] and expires_after[seconds]; default: file_ttl_s"

@@ -13,7 +13,7 @@ from gateway.dialects.responses.run import ResponseRun
 from gateway.errors import ApiError
 from gateway.tasks import cancel
 
-_TELL_S = 0.5  # how often other gateways are told events, and hear what is to be cancelled
+_PUBLISH_S = 0.5  # how often other gateways get events, and cancellations come from them
 _SWEEP_S = 5.0  # how often a gateway looks for what another one has left
 _FOLLOW_S = 0.25
 _MAX_REPLAYS = 16  # responses that have ended whose events this gateway still has itself
@@ -32,7 +32,7 @@ class Background:
     def __init__(self, run: ResponseRun, place: ExitStack) -> None:
         self.run = run
         self._events: list[ResponseEvent] = []
-        self._told = 0  # events that the store has
+        self._published = 0  # events that the store has
         self._changed = asyncio.Event()
         self.task = asyncio.create_task(self._run(place))
         if (key := run.spec.key) is not None:
@@ -74,15 +74,15 @@ class Background:
             if at == len(self._events):
                 await asyncio.wait([asyncio.ensure_future(changed.wait()), self.task], return_when="FIRST_COMPLETED")
 
-    async def tell(self, leases: Leases) -> None:
-        """Tells other gateways what is new. Raises ApiError: the next call tries again."""
+    async def publish(self, leases: Leases) -> None:
+        """Gives other gateways what is new. Raises ApiError: the next call tries again."""
         is_over, until = self.task.done(), len(self._events)
-        new = self._events[self._told : until]
+        new = self._events[self._published : until]
         if is_over:
-            await leases.tell_end(self.run.spec.id, new)
+            await leases.publish_end(self.run.spec.id, new)
         elif new:
-            await leases.tell(self.run.spec.id, self.run.public() | {"output": []}, new)
-        self._told = until
+            await leases.publish(self.run.spec.id, self.run.public() | {"output": []}, new)
+        self._published = until
 
 
 class BackgroundRuns:
@@ -92,7 +92,7 @@ class BackgroundRuns:
     def __init__(self, leases: Leases, is_shared: bool, drain_timeout_s: float) -> None:
         self.leases, self._is_shared, self._drain_timeout_s = leases, is_shared, drain_timeout_s
         self._runs: dict[str, Background] = {}
-        self._untold = dict[str, Background]()
+        self._unpublished = dict[str, Background]()
 
     async def __aenter__(self) -> "BackgroundRuns":
         self._tasks = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._sweep())]
@@ -105,7 +105,7 @@ class BackgroundRuns:
             await asyncio.wait(tasks, timeout=self._drain_timeout_s)
         await cancel(*tasks)
         with suppress(ApiError):
-            await self._tell()
+            await self._publish()
         await cancel(*self._tasks)
 
     def get(self, response_id: str) -> Background | None:
@@ -114,34 +114,34 @@ class BackgroundRuns:
 
     def forget(self, response_id: str) -> None:
         self._runs.pop(response_id, None)
-        self._untold.pop(response_id, None)
+        self._unpublished.pop(response_id, None)
 
     def add(self, running: Background) -> None:
         ended = [name for name, each in self._runs.items() if each.task.done()]
         for name in ended[: max(0, len(ended) - _MAX_REPLAYS)]:
             del self._runs[name]
-        self._runs[running.run.spec.id] = self._untold[running.run.spec.id] = running
+        self._runs[running.run.spec.id] = self._unpublished[running.run.spec.id] = running
 
     async def _keep_leases(self) -> None:
         """Renews them, cancels what is to be cancelled, and what this gateway has lost."""
         while True:
-            await asyncio.sleep(_TELL_S)
-            held = [running for running in self._untold.values() if not running.task.done()]
+            await asyncio.sleep(_PUBLISH_S)
+            held = [running for running in self._unpublished.values() if not running.task.done()]
             with suppress(ApiError):  # the store has logged it, and other calls may work soon
                 if held:
                     leases = await self.leases.renew()
                     for running in held:
                         if leases.get(running.run.spec.id, True):
                             running.cancel()
-                await self._tell()
+                await self._publish()
 
-    async def _tell(self) -> None:
-        for name, running in list(self._untold.items()):
+    async def _publish(self) -> None:
+        for name, running in list(self._unpublished.items()):
             is_over = running.task.done()
             if self._is_shared:
-                await running.tell(self.leases)
+                await running.publish(self.leases)
             if is_over:
-                self._untold.pop(name, None)
+                self._unpublished.pop(name, None)
 
     async def _sweep(self) -> None:
         """Ends what another gateway has left."""
@@ -161,11 +161,11 @@ class BackgroundRuns:
 async def followed(leases: Leases, response_id: str, after: int) -> AsyncGenerator[ResponseEvent, None]:
     """The events after the number `after` of a response that another gateway makes, or made lately. Raises ApiError."""
     while True:
-        told, is_more = await leases.events_after(response_id, after)
-        for event in told:
+        events, is_more = await leases.events_after(response_id, after)
+        for event in events:
             yield event
             after = event["sequence_number"]
         if not is_more:
             return
-        if not told:
+        if not events:
             await asyncio.sleep(_FOLLOW_S)

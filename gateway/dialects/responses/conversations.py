@@ -11,13 +11,12 @@ from gateway.dialects.responses.endpoint import responses_of
 from gateway.dialects.responses.items import new_id, read_items
 from gateway.dialects.responses.listing import Page, page_of
 from gateway.dialects.responses.parts import Item
-from gateway.dialects.responses.schema import Metadata
 from gateway.dialects.responses.store import Thread
 from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import JSON, page, read_json, read_query
 from gateway.http.json_writer import Json, first_page, in_thread, to_json
-from gateway.validation import Listed, Strict
+from gateway.validation import Listed, Metadata, Strict
 
 router = APIRouter(tags=["responses"])
 _MAX_ITEMS = 20  # of one request, as at OpenAI

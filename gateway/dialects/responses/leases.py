@@ -17,7 +17,6 @@ from gateway.dialects.responses.store import ResponseStore, Thread, rows_of, tex
 from gateway.dialects.responses.tables import events, threads
 from gateway.store import clock
 
-LEASE_S = 15.0
 RENEWAL_S = 4.0
 REPLAY_S = 600.0  # how long events are kept after the end
 _EVENTS_AT_ONCE = 500
@@ -37,7 +36,7 @@ class Leases:
 
         def begin(connection: Connection) -> None:
             self._store.insert(connection, thread, owner, rows)
-            lease = {"holder": self.name, "held_until": clock.now(connection) + LEASE_S}
+            lease = {"holder": self.name, "held_until": clock.lease_end(connection)}
             connection.execute(update(threads).where(threads.c.id == thread.id).values(lease))
 
         await self._store.write(begin)
@@ -69,7 +68,7 @@ class Leases:
             return {row.id: row.cancels for row in connection.execute(found)}
 
         def renew(connection: Connection) -> dict[str, bool]:
-            changes = {"held_until": clock.now(connection) + LEASE_S, "used_at": time.time()}
+            changes = {"held_until": clock.lease_end(connection), "used_at": time.time()}
             connection.execute(update(threads).where(mine).values(changes))
             return look(connection)
 
@@ -79,10 +78,12 @@ class Leases:
         self._renewed_s = time.monotonic()
         return held
 
-    async def ask_to_cancel(self, response_id: str) -> None:
+    async def request_cancel(self, response_id: str) -> None:
         """Its gateway, whichever it is, sees it within a second."""
-        asked = update(threads).where(threads.c.id == response_id, threads.c.holder.is_not(None)).values(cancels=True)
-        await self._store.write(lambda connection: connection.execute(asked))
+        held = threads.c.id == response_id, threads.c.holder.is_not(None)
+        await self._store.write(
+            lambda connection: connection.execute(update(threads).where(*held).values(cancels=True))
+        )
 
     async def end_lost(self) -> int:
         """Ends as failed what no gateway makes any more, and removes events that are not kept any longer. Returns how
@@ -112,28 +113,28 @@ class Leases:
 
         return await self._store.write(end)
 
-    async def tell(self, response_id: str, body: dict[str, Any], added: Sequence[ResponseEvent]) -> None:
+    async def publish(self, response_id: str, body: dict[str, Any], added: Sequence[ResponseEvent]) -> None:
         """Keeps events of a response that this gateway makes, and its object as it is, for other gateways."""
         rows = _rows(response_id, added)
 
-        def tell(connection: Connection) -> None:
+        def publish(connection: Connection) -> None:
             mine = (threads.c.id == response_id) & (threads.c.holder == self.name)
             if connection.execute(select(threads.c.id).where(mine).with_for_update()).first() is not None:
                 self._store.complete(connection, response_id, body, [])
                 connection.execute(insert(events), rows)
 
-        await self._store.write(tell)
+        await self._store.write(publish)
 
-    async def tell_end(self, response_id: str, added: Sequence[ResponseEvent]) -> None:
+    async def publish_end(self, response_id: str, added: Sequence[ResponseEvent]) -> None:
         """Keeps the last events of a response that this gateway has finished: no more follow."""
         rows, mine = _rows(response_id, added), threads.c.id == response_id
 
-        def tell(connection: Connection) -> None:
+        def publish(connection: Connection) -> None:
             over = {"held_until": clock.now(connection)}
             if connection.execute(update(threads).where(mine).values(over)).rowcount and rows:
                 connection.execute(insert(events), rows)
 
-        await self._store.write(tell)
+        await self._store.write(publish)
 
     async def events_after(self, response_id: str, number: int) -> tuple[list[ResponseEvent], bool]:
         """(events after `number`, whether more may come)."""
@@ -142,7 +143,9 @@ class Leases:
         some = after.order_by(events.c.number).limit(_EVENTS_AT_ONCE)
 
         def read(connection: Connection) -> tuple[list[ResponseEvent], bool]:
-            held_until = connection.execute(thread).scalar()  # before the events: what is told after it is read later
+            held_until = connection.execute(
+                thread
+            ).scalar()  # before the events: what is published after it is read later
             is_held = held_until is not None and held_until > clock.now(connection)
             bodies = connection.execute(some).scalars().all()
             return [json.loads(body) for body in bodies], is_held or len(bodies) == _EVENTS_AT_ONCE

@@ -16,7 +16,7 @@ from gateway.answers.tools.registry import available
 from gateway.dialects.responses.background import Background, BackgroundRuns, followed
 from gateway.dialects.responses.files import named_files
 from gateway.dialects.responses.items import new_id, read_items
-from gateway.dialects.responses.leases import LEASE_S, LOST, Leases
+from gateway.dialects.responses.leases import LOST, Leases
 from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.run import ResponseRun
@@ -25,6 +25,7 @@ from gateway.dialects.responses.spec import ResponseSpec, with_places
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.dialects.responses.tools import read_tools
 from gateway.errors import ApiError, invalid
+from gateway.store.clock import LEASE_S
 
 _STORE_AGAIN_S = 1.0
 _STORE_FOR_S = 60.0  # how long the end of a response waits for the database: longer than that takes to start anew
@@ -220,8 +221,8 @@ class Responses:
         if (running := self.background.get(response_id)) is not None:
             return running.events(after)
         leases = self.background.leases
-        told, is_more = await leases.events_after(response_id, -1)
-        if not told and not is_more:
+        events, is_more = await leases.events_after(response_id, -1)
+        if not events and not is_more:
             message = f"{response_id}: its events are not kept any more; get it without stream"
             raise ApiError(400, message, "stream", "invalid_value")
         return followed(leases, response_id, after)
@@ -246,7 +247,7 @@ class Responses:
 
     async def _cancel_elsewhere(self, response_id: str) -> None:
         """Waits until the gateway that makes it has ended it, or is found to be gone."""
-        await self.background.leases.ask_to_cancel(response_id)
+        await self.background.leases.request_cancel(response_id)
         for _ in range(round(_CANCEL_S / _LOOK_S)):
             thread = await self.store.get(response_id, None)
             if thread is None or thread.holder is None:

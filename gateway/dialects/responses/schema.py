@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import BeforeValidator, Field
 
 from gateway.answers import harmless
 from gateway.answers.extensions import TextMembers
 from gateway.answers.request import AudioOptions, QuartetOptions, StopStrings, TemplateVariables
 from gateway.pipeline.sampling import ThinkerSampling
-from gateway.validation import Lenient, Listed, ModelName, Positive, ignoring
+from gateway.validation import Lenient, Listed, Metadata, ModelName, Positive, ignoring
 
 
 class TextFormat(Lenient):
@@ -39,15 +39,6 @@ class StreamOptions(Lenient):
 
 class ConversationId(Lenient):
     id: str
-
-
-Metadata = Annotated[
-    dict[
-        Annotated[str, StringConstraints(max_length=64)],
-        Annotated[str, StringConstraints(max_length=512)],
-    ],
-    Field(max_length=16, description="for the client's own use: at most 16 texts"),
-]
 
 
 class ResponseRequest(TemplateVariables, TextMembers, ignoring(ThinkerSampling, *harmless.RESPONSES)):
