@@ -1,6 +1,7 @@
 """Schemas of stores, by Alembic: each store's revisions are a folder of their own, from the first release's on."""
 
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
@@ -21,7 +22,11 @@ def upgrade(connection: Connection, name: str, where: str) -> None:
     Raises:
         StoreError: they are of a newer version of the gateway.
     """
-    from alembic import command  # takes half a second, and a store in memory needs none of it
+    numbers = [int(file.stem.partition("_")[0]) for file in (_HERE / "versions" / name).glob("[0-9]*.py")]
+    before = _of_before(connection, name, where, numbers)
+    if before is None and _revision(connection, name) == f"{name}_{max(numbers)}":
+        return
+    from alembic import command  # takes half a second: as long as all else that a gateway does until it listens
     from alembic.config import Config
     from alembic.util import CommandError
 
@@ -31,8 +36,8 @@ def upgrade(connection: Connection, name: str, where: str) -> None:
     config.set_main_option("path_separator", "os")
     config.attributes |= {"connection": connection, "version_table": _table(name)}
     with _one_at_a_time:
-        if (revision := _of_before(connection, name, where)) is not None:
-            command.stamp(config, revision)
+        if before is not None:
+            command.stamp(config, before)
         try:
             command.upgrade(config, "head")
         except CommandError:
@@ -41,15 +46,14 @@ def upgrade(connection: Connection, name: str, where: str) -> None:
         connection.exec_driver_sql(f"PRAGMA user_version = {_ALEMBICS}")
 
 
-def _of_before(connection: Connection, name: str, where: str) -> str | None:
+def _of_before(connection: Connection, name: str, where: str, numbers: Collection[int]) -> str | None:
     """The revision that a SQLite file of 0.2.0 or before has, which counted in its user_version."""
     if connection.dialect.name != "sqlite":
         return None
     version: int = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
     if version in (0, _ALEMBICS):
         return None
-    known = {file.stem.partition("_")[0] for file in (_HERE / "versions" / name).glob("[0-9]*.py")}
-    if f"{version:04}" not in known:
+    if version not in numbers:
         raise _newer(where, f"format {version}")
     return f"{name}_{version}"
 
