@@ -126,12 +126,12 @@ class BackgroundRuns:
         """Renews them, cancels what is to be cancelled, and what this gateway has lost."""
         while True:
             await asyncio.sleep(_PUBLISH_S)
-            held = [running for running in self._unpublished.values() if not running.task.done()]
+            held = {name: running for name, running in self._unpublished.items() if not running.task.done()}
             with suppress(ApiError):  # the store has logged it, and other calls may work soon
                 if held:
-                    leases = await self.leases.renew()
-                    for running in held:
-                        if leases.get(running.run.spec.id, True):
+                    leases = await self.leases.renew(list(held))
+                    for name, running in held.items():
+                        if leases.get(name, True):
                             running.cancel()
                 await self._publish()
 

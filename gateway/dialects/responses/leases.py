@@ -58,10 +58,11 @@ class Leases:
 
         return await self._store.write(finish)
 
-    async def renew(self) -> dict[str, bool]:
-        """Renews all leases, if it is time. Returns those that this gateway still has: whether each is to be cancelled,
-        by id."""
-        mine, is_time = threads.c.holder == self.name, time.monotonic() - self._renewed_s >= RENEWAL_S
+    async def renew(self, ids: Sequence[str]) -> dict[str, bool]:
+        """Renews the leases of `ids`, if it is time. Returns those that this gateway still has: whether each is to be
+        cancelled, by id."""
+        mine = (threads.c.holder == self.name) & threads.c.id.in_(ids)
+        is_time = time.monotonic() - self._renewed_s >= RENEWAL_S
         found = select(threads.c.id, threads.c.cancels).where(mine)
 
         def look(connection: Connection) -> dict[str, bool]:

@@ -201,7 +201,8 @@ class Responses:
         """The object of a response; `hold` counts its bytes. Raises ApiError: 404, naming `param`: there is none."""
         thread = await self.thread("response", response_id, owner, param)
         hold(thread.size)
-        if (running := self.background.get(response_id)) is not None and not running.task.done():
+        running = self.background.get(response_id)
+        if running is not None and thread.holder == self.background.leases.name:  # newer than what is stored
             return running.run.public()
         body = thread.body | {"output": await self.store.items(response_id, output=True)}
         if body["status"] in _UNFINISHED and thread.holder is None:  # of a gateway of before 0.3.0
