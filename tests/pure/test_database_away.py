@@ -106,7 +106,7 @@ async def test_no_answer_waits_for_a_database_that_answers_nothing(
             async with session(gateway) as client:
                 await client.say("hi")
                 assert (await client.respond())[-1]["response"]["status"] == "completed"
-            of_background = ("BackgroundRuns.", "Transcripts._put", "VideoJobs.", "Files.")
+            of_background = ("BackgroundRuns.", "BatchRunner.", "Transcripts._put", "VideoJobs.", "Files.")
             others = [name for name in asked if not name.startswith(of_background)]
             assert len(others) == 1, others  # the response that was asked for
             assert not waiting.done()
