@@ -141,6 +141,69 @@ async def test_a_gateway_that_has_lost_a_response_ends_its_work(two: tuple[Runni
         assert (await client(gateway).responses.retrieve(made.id)).status == "failed"
 
 
+async def test_events_are_kept_once_and_none_behind_the_last(place: Place) -> None:
+    """Also if the answer to a try was lost, and by a gateway that stood still while another one ended its response."""
+    made = [{"type": f"response.{kind}", "sequence_number": i} for i, kind in enumerate("abcd")]
+    body: dict[str, Any] = {"status": "in_progress", "background": True}
+    ended, lost = [Thread(new_id("resp"), 0, None, body) for _ in range(2)]
+    async with ResponseStore(place(), 1000, 10**6) as store:
+        leases = Leases(store, "one")
+        for thread in (ended, lost):
+            await leases.begin(thread, None, [])
+            assert await leases.publish(thread.id, body, made[:2])
+        assert await leases.publish(ended.id, body, made[1:3])
+        assert await leases.finish(Thread(ended.id, 0, None, body | {"status": "completed"}), [], [], None)
+        assert not await leases.publish(ended.id, body, made[3:])
+        last = {"type": "response.completed", "sequence_number": 4}
+        for _ in range(2):
+            await leases.publish_end(ended.id, [*made[2:], last])
+        assert await leases.events_after(ended.id, -1) == ([*made, last], False)
+
+        await _set(store, lost, held_until=0.0)
+        assert (await leases.events_after(lost.id, -1))[1]  # its end is still to come
+        assert await leases.end_lost() == 1
+        await leases.publish_end(lost.id, [*made[2:], last])
+        seen, is_more = await leases.events_after(lost.id, -1)
+        assert [event["type"] for event in seen] == ["response.a", "response.b", "response.failed"]
+        assert not is_more
+
+
+@pytest.mark.parametrize("way", ["by its gateway", "by another one"])
+async def test_a_response_whose_end_is_being_stored_is_not_cancelled(
+    two: tuple[Running, Running], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    maker, other = two
+    finish, renew = Leases.finish, Leases.renew
+    is_stored, goes_on, looks = asyncio.Event(), asyncio.Event(), 0
+
+    async def slow(self: Leases, *arguments: Any) -> bool:
+        """The database has it, and its answer is on its way."""
+        is_mine = await finish(self, *arguments)
+        is_stored.set()
+        await goes_on.wait()
+        return is_mine
+
+    async def counted(self: Leases, *arguments: Any) -> dict[str, bool]:
+        nonlocal looks
+        looks += 1
+        return await renew(self, *arguments)
+
+    monkeypatch.setattr(Leases, "finish", slow)
+    monkeypatch.setattr(Leases, "renew", counted)
+    made = await create(maker, background=True)
+    await is_stored.wait()
+    asked = maker if way == "by its gateway" else other
+    cancelling = asyncio.create_task(client(asked).responses.cancel(made.id))
+    before = looks
+    await maker.until(lambda: looks >= before + 3)  # the gateway has looked at its leases, and published, in between
+    goes_on.set()
+    assert (await cancelling).status == "completed"
+    seen = [[event async for event in await client(each).responses.retrieve(made.id, stream=True)] for each in two]
+    assert [event.model_dump() for event in seen[0]] == [event.model_dump() for event in seen[1]]
+    assert [event.sequence_number for event in seen[0]] == list(range(len(seen[0])))
+    assert seen[0][-1].type == "response.completed"
+
+
 async def _set(store: ResponseStore, thread: Thread, **values: Any) -> None:
     await store.write(lambda db: db.execute(update(threads).where(threads.c.id == thread.id).values(values)))
 

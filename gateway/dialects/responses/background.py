@@ -10,6 +10,7 @@ import structlog
 from gateway.dialects.responses.leases import Leases
 from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.run import ResponseRun
+from gateway.dialects.responses.spec import UNFINISHED
 from gateway.errors import ApiError
 from gateway.tasks import cancel
 
@@ -57,8 +58,8 @@ class Background:
             log.info("response", status=self.run.status, duration_ms=duration_ms, **spec.log)
 
     def cancel(self) -> None:
-        """Only once: its end must not be cut short."""
-        if not self.task.done() and not self.task.cancelling():
+        """Only before its end: that is being stored then, and must not be cut short."""
+        if self.run.status in UNFINISHED and not self.task.done() and not self.task.cancelling():
             self.task.cancel()
 
     async def events(self, after: int) -> AsyncGenerator[ResponseEvent, None]:
@@ -80,8 +81,8 @@ class Background:
         new = self._events[self._published : until]
         if is_over:
             await leases.publish_end(self.run.spec.id, new)
-        elif new:
-            await leases.publish(self.run.spec.id, self.run.public() | {"output": []}, new)
+        elif new and not await leases.publish(self.run.spec.id, self.run.public() | {"output": []}, new):
+            return  # they come with the last ones
         self._published = until
 
 
@@ -92,7 +93,7 @@ class BackgroundRuns:
     def __init__(self, leases: Leases, is_shared: bool, drain_timeout_s: float) -> None:
         self.leases, self._is_shared, self._drain_timeout_s = leases, is_shared, drain_timeout_s
         self._runs: dict[str, Background] = {}
-        self._unpublished = dict[str, Background]()
+        self._unpublished, self._publishing = dict[str, Background](), asyncio.Lock()
 
     async def __aenter__(self) -> "BackgroundRuns":
         self._tasks = [asyncio.create_task(self._keep_leases()), asyncio.create_task(self._sweep())]
@@ -136,12 +137,13 @@ class BackgroundRuns:
                 await self._publish()
 
     async def _publish(self) -> None:
-        for name, running in list(self._unpublished.items()):
-            is_over = running.task.done()
-            if self._is_shared:
-                await running.publish(self.leases)
-            if is_over:
-                self._unpublished.pop(name, None)
+        async with self._publishing:
+            for name, running in list(self._unpublished.items()):
+                is_over = running.task.done()
+                if self._is_shared:
+                    await running.publish(self.leases)
+                if is_over:
+                    self._unpublished.pop(name, None)
 
     async def _sweep(self) -> None:
         """Ends what another gateway has left."""

@@ -20,6 +20,7 @@ from gateway.store import clock
 RENEWAL_S = 4.0
 REPLAY_S = 600.0  # how long events are kept after the end
 _EVENTS_AT_ONCE = 500
+_LAST = tuple(f"response.{end}" for end in ("completed", "incomplete", "failed", "cancelled"))  # types of last events
 LOST = {"code": "server_error", "message": "the server stopped before the response was finished"}
 
 
@@ -114,45 +115,59 @@ class Leases:
 
         return await self._store.write(end)
 
-    async def publish(self, response_id: str, body: dict[str, Any], added: Sequence[ResponseEvent]) -> None:
-        """Keeps events of a response that this gateway makes, and its object as it is, for other gateways."""
-        rows = _rows(response_id, added)
+    async def publish(self, response_id: str, body: dict[str, Any], added: Sequence[ResponseEvent]) -> bool:
+        """Keeps events of a response that this gateway makes, and its object as it is, for other gateways. False: its
+        end is stored already; then nothing changes."""
 
-        def publish(connection: Connection) -> None:
+        def publish(connection: Connection) -> bool:
             mine = (threads.c.id == response_id) & (threads.c.holder == self.name)
-            if connection.execute(select(threads.c.id).where(mine).with_for_update()).first() is not None:
-                self._store.complete(connection, response_id, body, [])
-                connection.execute(insert(events), rows)
+            if connection.execute(select(threads.c.id).where(mine).with_for_update()).first() is None:
+                return False
+            self._store.complete(connection, response_id, body, [])
+            _keep(connection, response_id, added)
+            return True
 
-        await self._store.write(publish)
+        return await self._store.write(publish)
 
     async def publish_end(self, response_id: str, added: Sequence[ResponseEvent]) -> None:
         """Keeps the last events of a response that this gateway has finished: no more follow."""
-        rows, mine = _rows(response_id, added), threads.c.id == response_id
+        mine = threads.c.id == response_id
 
         def publish(connection: Connection) -> None:
             over = {"held_until": clock.now(connection)}
-            if connection.execute(update(threads).where(mine).values(over)).rowcount and rows:
-                connection.execute(insert(events), rows)
+            if connection.execute(update(threads).where(mine).values(over)).rowcount:
+                _keep(connection, response_id, added)
 
         await self._store.write(publish)
 
     async def events_after(self, response_id: str, number: int) -> tuple[list[ResponseEvent], bool]:
         """(events after `number`, whether more may come)."""
-        thread = select(threads.c.held_until).where(threads.c.id == response_id)
+        thread = select(threads.c.holder, threads.c.held_until).where(threads.c.id == response_id)
         after = select(events.c.body).where(events.c.thread == response_id, events.c.number > number)
         some = after.order_by(events.c.number).limit(_EVENTS_AT_ONCE)
 
         def read(connection: Connection) -> tuple[list[ResponseEvent], bool]:
-            held_until = connection.execute(
-                thread
-            ).scalar()  # before the events: what is published after it is read later
-            is_held = held_until is not None and held_until > clock.now(connection)
+            # before the events: what is published after it is read later
+            row = connection.execute(thread).first()
+            is_made = row is not None and row.holder is not None  # if not by its gateway, another one ends it
+            is_held = row is not None and row.held_until is not None and row.held_until > clock.now(connection)
             bodies = connection.execute(some).scalars().all()
-            return [json.loads(body) for body in bodies], is_held or len(bodies) == _EVENTS_AT_ONCE
+            return [json.loads(body) for body in bodies], is_made or is_held or len(bodies) == _EVENTS_AT_ONCE
 
         return await self._store.read(read)
 
 
-def _rows(response_id: str, added: Sequence[ResponseEvent]) -> list[dict[str, Any]]:
-    return [{"thread": response_id, "number": each["sequence_number"], "body": text_of(each)} for each in added]
+def _keep(connection: Connection, response_id: str, added: Sequence[ResponseEvent]) -> None:
+    """Keeps what is not kept yet: a try whose answer was lost may have done it. Behind the last event of a response,
+    which may be that of another gateway that has ended it, comes nothing."""
+    kept = select(events.c.number, events.c.body).where(events.c.thread == response_id)
+    last = connection.execute(kept.order_by(events.c.number.desc()).limit(1)).first()
+    if last is not None and json.loads(last.body)["type"] in _LAST:
+        return
+    rows = [
+        {"thread": response_id, "number": each["sequence_number"], "body": text_of(each)}
+        for each in added
+        if last is None or each["sequence_number"] > last.number
+    ]
+    if rows:
+        connection.execute(insert(events), rows)

@@ -21,7 +21,7 @@ from gateway.dialects.responses.output import ResponseEvent
 from gateway.dialects.responses.parts import Item
 from gateway.dialects.responses.run import ResponseRun
 from gateway.dialects.responses.schema import ResponseRequest
-from gateway.dialects.responses.spec import ResponseSpec, with_places
+from gateway.dialects.responses.spec import UNFINISHED, ResponseSpec, with_places
 from gateway.dialects.responses.store import ResponseStore, Thread
 from gateway.dialects.responses.tools import read_tools
 from gateway.errors import ApiError, invalid
@@ -31,7 +31,6 @@ _STORE_AGAIN_S = 1.0
 _STORE_FOR_S = 60.0  # how long the end of a response waits for the database: longer than that takes to start anew
 _CANCEL_S = 2 * LEASE_S  # how long another gateway may take to cancel
 _LOOK_S = 0.25
-_UNFINISHED = ("queued", "in_progress")
 _PREFIXES = {"conversation": "conv_", "response": "resp_"}  # of ids
 
 log = structlog.get_logger()
@@ -138,7 +137,7 @@ class Responses:
             if error.status == 404:  # OpenAI's status for it
                 error.status, error.code = 400, "previous_response_not_found"
             raise
-        if body["status"] in _UNFINISHED:
+        if body["status"] in UNFINISHED:
             raise invalid(param, f"{previous!r} has not finished; wait for it, or cancel it")
         hold(await self.store.size_of_turns(previous))
         items = await self.store.turns(previous, owner)
@@ -205,7 +204,7 @@ class Responses:
         if running is not None and thread.holder == self.background.leases.name:  # newer than what is stored
             return running.run.public()
         body = thread.body | {"output": await self.store.items(response_id, output=True)}
-        if body["status"] in _UNFINISHED and thread.holder is None:  # of a gateway of before 0.3.0
+        if body["status"] in UNFINISHED and thread.holder is None:  # of a gateway of before 0.3.0
             return body | {"status": "failed", "error": LOST}
         return body
 

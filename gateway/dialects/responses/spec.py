@@ -15,6 +15,7 @@ from gateway.dialects.responses.tools import Tools
 from gateway.errors import ApiError
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+UNFINISHED = ("queued", "in_progress")  # of Status
 _CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # of OpenAI's for what failed; else server_error
 # Members of the object that are those of the request.
 _ECHOED = (
