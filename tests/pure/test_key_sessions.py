@@ -14,6 +14,7 @@ from gateway.access.api_keys import new_key
 from tests.pure.test_api_keys import ASK, bearer, counted, entry, write
 from tests.pure.test_realtime_transcribing import EVENTS, commit, manual
 from tests.support.clients.realtime_client import TONE, RealtimeClient, session
+from tests.support.clock import put_forward
 from tests.support.systems.gateway import Running, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -109,7 +110,7 @@ async def test_what_a_removed_key_has_begun_ends(with_keys: tuple[Running, Path]
     thinker.go_on()
     assert (await carols).status_code == 200
     write(file, entry("alice", ALICE), *OTHERS)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (found := await gateway.http.get(f"/v1/responses/{background}", headers=headers)).status_code == 401:
             await asyncio.sleep(0.02)
     assert found.json()["status"] == "cancelled"
@@ -118,15 +119,16 @@ async def test_what_a_removed_key_has_begun_ends(with_keys: tuple[Running, Path]
 
 
 async def test_a_session_in_which_nothing_happens_ends() -> None:
-    async with running(realtime_idle_s=0.4) as gateway, session(gateway) as client:
+    async with running(realtime_idle_s=100) as gateway, session(gateway) as client:
         thinker = gateway.scripts["thinker"]
         thinker.hold = True
         await client.say("hi")
         await client.send("response.create")
         await thinker.holding.wait()
-        await asyncio.sleep(0.6)
+        put_forward(101)
         thinker.go_on()
         done = (await client.until("response.done"))[-1]  # an answer keeps it
         assert done["response"]["status"] == "completed"
+        put_forward(101)
         last = (await client.until("error"))[-1]
         assert last["error"]["code"] == "session_idle"

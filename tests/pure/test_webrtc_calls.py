@@ -13,6 +13,7 @@ from websockets.exceptions import InvalidStatus
 from gateway.webrtc import ice, peer
 from tests.support.clients.caller import CALLS, SDP, Caller, calling
 from tests.support.clients.voices import bearer, keys
+from tests.support.clock import put_forward
 from tests.support.samples.espeak import spoken
 from tests.support.scripted import code2wav
 from tests.support.systems.call_ends import ENDS, NO_TURNS, ask
@@ -329,7 +330,8 @@ async def test_nothing_is_left_of_a_call_that_never_began(server, way):
 
 
 async def test_a_session_that_ends_ends_its_call():
-    async with call_server(realtime_session_s=1.5) as server, calling(server.gateway.http) as caller:
+    async with call_server(realtime_session_s=20) as server, calling(server.gateway.http) as caller:
+        put_forward(20)  # less than would end the connection
         error = await caller.until("error")
         assert error["error"]["code"] == "session_expired"
         await server.all_gone()

@@ -1,7 +1,6 @@
 """How long the session of a WebSocket lasts, and how it ends when the gateway stops."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
@@ -24,11 +23,11 @@ class Lifetime:
 
     def __init__(self, socket: WebSocket, settings: GatewaySettings, is_busy: Callable[[], bool]) -> None:
         self._socket, self._settings, self._is_busy = socket, settings, is_busy
-        self._began = self._heard_at = time.monotonic()
+        self._began = self._heard_at = _now()
 
     def hear(self) -> None:
         """The client has sent something."""
-        self._heard_at = time.monotonic()
+        self._heard_at = _now()
 
     async def until_over(self, *tasks: asyncio.Future[Any]) -> RealtimeError | None:
         """Why the session is over; None: one of `tasks` has ended, or the gateway stops."""
@@ -36,7 +35,7 @@ class Lifetime:
         limit_s, idle_s = self._settings.realtime_session_s, self._settings.realtime_idle_s
         try:
             while True:
-                now, ends = time.monotonic(), self._began + limit_s
+                now, ends = _now(), self._began + limit_s
                 idle_at = (now if self._is_busy() else self._heard_at) + idle_s
                 if now >= ends:
                     reason = f"the session has lasted the {limit_s:g} s that one may; connect again"
@@ -77,3 +76,8 @@ class Lifetime:
         """Drops the client's events. Raises WebSocketDisconnect."""
         while True:
             await receive_text(self._socket)
+
+
+def _now() -> float:
+    """Seconds of the event loop's clock, by which it waits."""
+    return asyncio.get_running_loop().time()
