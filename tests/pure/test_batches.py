@@ -11,6 +11,7 @@ import pytest
 from openai.types import Batch
 
 from gateway.access.api_keys import new_key
+from gateway.answers.batches import runner
 from gateway.answers.batches.store import BatchLost, BatchStore, StoredBatch
 from gateway.answers.batches.tables import batches
 from tests.pure.test_api_keys import bearer, entry, write
@@ -124,8 +125,9 @@ async def test_what_is_refused(gateway: Running) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(change)))
 
 
-async def test_a_batch_waits_for_others(gateway: Running) -> None:
+async def test_a_batch_waits_for_others(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """It begins no line while somebody else is answered."""
+    monkeypatch.setattr(runner, "_STARVED_S", 3600.0)
     thinker = gateway.scripts["thinker"]
     thinker.hold, thinker.after = True, 2
     live = asyncio.create_task(gateway.chat({"model": "scripted", "messages": [{"role": "user", "content": "me"}]}))
