@@ -1,7 +1,6 @@
 """The process of WebRTC's calls in the tests' own process, beside a gateway before scripted stages."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 
 import uvicorn
 
+from cli.ports import free_ports
 from gateway.webrtc.server import Calls, create_app
 from gateway.webrtc.settings import WebRtcSettings
 from tests.support.network.lossy import Network, before
@@ -36,7 +36,7 @@ async def call_server(
     network: Network | None = None, max_calls: int = 64, **settings: Any
 ) -> AsyncIterator[CallServer]:
     """A gateway with `settings`, and calls whose datagrams go through `network`."""
-    port, udp_port = _free_port(socket.SOCK_STREAM), _free_port(socket.SOCK_DGRAM)
+    port, udp_port = free_ports(2)
     async with (
         running(webrtc=f"http://127.0.0.1:{port}", **settings) as gateway,
         before(udp_port, network) if network else nullcontext() as way,
@@ -54,9 +54,3 @@ async def call_server(
         finally:
             server.should_exit = True
             await task
-
-
-def _free_port(kind: socket.SocketKind) -> int:
-    with socket.socket(socket.AF_INET, kind) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
