@@ -11,17 +11,19 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from gateway.webrtc import ice, peer
+from gateway.webrtc.opus import FRAME_MS
 from tests.support.clients.caller import CALLS, SDP, Caller, calling
 from tests.support.clients.voices import bearer, keys
 from tests.support.clock import put_forward
 from tests.support.samples.espeak import spoken
 from tests.support.scripted import code2wav
-from tests.support.systems.call_ends import ENDS, NO_TURNS, ask
+from tests.support.systems.call_ends import ENDS, NO_TURNS, ask, vanish
 from tests.support.systems.calls import CallServer, call_server
 from tests.support.systems.gateway import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MAX_CALLS = 16
+CONSENT_S = 7.0  # aioice asks each 4 to 6 s
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -54,7 +56,8 @@ def answers(monkeypatch):
 
 @pytest.fixture
 def long_answers(answers, monkeypatch):
-    monkeypatch.setattr(code2wav, "sound", lambda frames: _tone(5))
+    """Of which something is left to cut, also on a busy machine, which hears the user late."""
+    monkeypatch.setattr(code2wav, "sound", lambda frames: _tone(20))
 
 
 async def test_an_answer_is_heard(server):
@@ -100,7 +103,7 @@ async def test_an_interrupted_answer_is_cut_where_it_was_heard(server, way):
     async with calling(server.gateway.http) as caller:
         await ask(caller)
         await caller.until("output_audio_buffer.started")
-        await asyncio.sleep(0.5)
+        await server.gateway.until(lambda: _loud_ms(caller) > 300)
         if way == "the user speaks":
             speech = np.frombuffer(spoken("Wait, tell me about the boats.", 48_000), "<i2")
             caller.send(
@@ -112,11 +115,17 @@ async def test_an_interrupted_answer_is_cut_where_it_was_heard(server, way):
             caller.send("output_audio_buffer.clear")
         await caller.until("output_audio_buffer.cleared")
         truncated = await caller.until("conversation.item.truncated")
-        assert 100 < truncated["audio_end_ms"] < 4500
-        before = len(caller.heard)
-        await asyncio.sleep(0.5)
-        assert max(caller.heard[before + 12 :], default=0) < 200  # after the tail
+        end_ms = truncated["audio_end_ms"]
+        assert 300 < end_ms < 19_500
+        await server.gateway.until(lambda: _loud_ms(caller) > end_ms - 200)  # its client decodes a moment later
+        await asyncio.sleep(0.8)
+        assert _loud_ms(caller) < end_ms + 200  # nothing more was sent
         assert not [each for each in caller.events if each["type"] == "error"]
+
+
+def _loud_ms(caller: Caller) -> int:
+    """Of all that it has heard, of an answer."""
+    return FRAME_MS * sum(peak > 1000 for peak in caller.heard)
 
 
 async def test_a_second_controller(server):
@@ -289,19 +298,20 @@ async def test_ten_calls_on_one_port(server):
             await caller.until("output_audio_buffer.stopped")
             assert max(caller.heard) > 1000
 
-    async with asyncio.timeout(120):
-        await asyncio.gather(*(talk() for _ in range(10)))
+    await asyncio.gather(*(talk() for _ in range(10)))  # each waits for as long as one call does
 
 
 @pytest.fixture
 def impatient(monkeypatch):
-    monkeypatch.setattr(ice, "CONSENT_S", 7.0)  # aioice asks each 4 to 6 s
+    """With calls that never begin."""
+    monkeypatch.setattr(ice, "CONSENT_S", CONSENT_S)
     monkeypatch.setattr(peer, "_CONNECT_S", 1.0)
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("end", ENDS, ids=lambda end: end.__name__)
-async def test_nothing_is_left_of_a_call(server, end):
+async def test_nothing_is_left_of_a_call(server, end, monkeypatch):
+    if end is vanish:
+        monkeypatch.setattr(ice, "CONSENT_S", CONSENT_S)
     async with calling(server.gateway.http) as caller:
         await end(server, caller)
     await server.all_gone()
