@@ -9,7 +9,7 @@ import shutil
 import socket
 import struct
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from tests.support.systems.stack import free_port
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs/many-gateways.md").read_text()
 BIG = 8 * 1024 * 1024  # of a body; more than any proxy keeps by default
+LAST_AFTER_S = 30.0  # between two events; what keeps the first one back gives it with the second
 GATEWAYS = ("127.0.0.1", "127.0.0.2")
 
 
@@ -47,7 +48,7 @@ def gateway(name: str) -> FastAPI:
     def events() -> StreamingResponse:
         async def parts() -> AsyncIterator[str]:
             yield "data: first\n\n"
-            await asyncio.sleep(30)
+            await asyncio.sleep(LAST_AFTER_S)
             yield "data: last\n\n"
 
         return StreamingResponse(parts(), media_type="text/event-stream")
@@ -62,16 +63,21 @@ def gateway(name: str) -> FastAPI:
 
 
 @asynccontextmanager
-async def serving(host: str, port: int) -> AsyncIterator[uvicorn.Server]:
+async def serving(host: str, port: int) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """What ends it, before the end of the block."""
     server = uvicorn.Server(uvicorn.Config(gateway(host), host=host, port=port, log_level="error"))
     running = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.01)
-    try:
-        yield server
-    finally:
+
+    async def end() -> None:
         server.should_exit = server.force_exit = True
         await running
+
+    try:
+        yield end
+    finally:
+        await end()
 
 
 class Names(asyncio.DatagramProtocol):
@@ -154,7 +160,7 @@ async def test_a_proxy_sends_any_request_to_any_gateway(tmp_path: Path, proxy: P
         pytest.skip("it is not installed")
     upstream = free_port()
     async with AsyncExitStack() as stack:
-        first, _ = [await stack.enter_async_context(serving(host, upstream)) for host in GATEWAYS]
+        end_first, _ = [await stack.enter_async_context(serving(host, upstream)) for host in GATEWAYS]
         address = await stack.enter_async_context(proxied(tmp_path, proxy, upstream))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=20))
 
@@ -171,7 +177,7 @@ async def test_a_proxy_sends_any_request_to_any_gateway(tmp_path: Path, proxy: P
             answer = await client.post("/v1/body", content=content)
             assert answer.json() == {"bytes": BIG, "host": address}
         async with client.stream("GET", "/v1/events") as events:
-            async with asyncio.timeout(5):  # the next one comes after 30 s
+            async with asyncio.timeout(LAST_AFTER_S / 2):
                 assert await anext(events.aiter_text()) == "data: first\n\n"
         async with connect(f"ws://{address}/v1/realtime") as connection:
             await connection.send("hello")
@@ -179,6 +185,5 @@ async def test_a_proxy_sends_any_request_to_any_gateway(tmp_path: Path, proxy: P
             await connection.wait_closed()
             assert connection.close_code == 1012
 
-        first.should_exit = first.force_exit = True
-        await asyncio.sleep(0.5)
+        await end_first()
         assert await told() == {GATEWAYS[1]: 60}  # no request finds the one that is gone
