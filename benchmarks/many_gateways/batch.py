@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable
@@ -71,17 +72,19 @@ class Batch:
         """OpenAI's object."""
         return (await self._http.get(f"{url}/v1/batches/{self.id}")).raise_for_status().json()
 
-    async def until(self, url: str, is_there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """The object, once it is as `is_there` wants it."""
+    async def until(self, url: str, more_than: float = math.inf) -> dict[str, Any]:
+        """The object, once the batch has ended or more than so many lines are done."""
         async with asyncio.timeout(_GUARD_S):
-            while not is_there(now := await self.now(url)):
+            while (now := await self.now(url))["status"] not in ENDED:
+                if now["request_counts"]["completed"] > more_than:
+                    break
                 await asyncio.sleep(_LOOK_S)
         return now
 
     async def cancel(self, url: str) -> None:
         """Returns when it has ended."""
         (await self._http.post(f"{url}/v1/batches/{self.id}/cancel")).raise_for_status()
-        await self.until(url, lambda now: now["status"] in ENDED)
+        await self.until(url)
 
     async def results(self, url: str, file_id: str | None) -> list[str]:
         """The lines' own ids in a file of results."""
@@ -128,7 +131,7 @@ async def _round(
     batch, first = None, 0
     if side == WITH:
         batch = await Batch.create(http, urls[number % len(urls)], flags.lines, flags.line_tokens)
-        started = await batch.until(urls[0], lambda now: now["request_counts"]["completed"] > 0)
+        started = await batch.until(urls[0], more_than=0)
         first = started["request_counts"]["completed"]
     arrivals_s = poisson_arrivals(flags.rate, flags.spoken, seed=number)
     began_s = asyncio.get_running_loop().time()
@@ -154,10 +157,7 @@ async def killed(
     batch = await Batch.create(http, alive[0].process.url, flags.lines, flags.line_tokens)
     done = 0
     for _ in range(flags.kills):
-        now = await batch.until(
-            alive[0].process.url, lambda now: now["status"] in ENDED or now["request_counts"]["completed"] > done
-        )
-        if now["status"] in ENDED:
+        if (await batch.until(alive[0].process.url, more_than=done))["status"] in ENDED:
             sys.exit("the batch ended before its gateways were killed; give it more --lines")
         holder = max(alive, key=lambda member: member.began(batch.id))
         holder.process.process.kill()
@@ -166,7 +166,7 @@ async def killed(
         alive.append(await asyncio.to_thread(start))
         done = (await batch.now(alive[0].process.url))["request_counts"]["completed"]
     url = alive[0].process.url
-    ended = await batch.until(url, lambda now: now["status"] in ENDED)
+    ended = await batch.until(url)
     names = await batch.results(url, ended["output_file_id"]) + await batch.results(url, ended["error_file_id"])
     if sorted(names, key=int) != [str(number) for number in range(flags.lines)]:
         sys.exit(f"the batch is not whole: {len(names)} results, {len(set(names))} lines of {flags.lines}")

@@ -147,7 +147,7 @@ def report(costs: Mapping[tuple[str, int], Sequence[Cost]]) -> Table:
         for gateways in (1, 2):
             rounds = costs[flow, gateways]
             columns = [[getattr(each, name) for each in rounds] for name in vars(rounds[0])]
-            medians[gateways] = per_s, gateway_ms, database_ms = [statistics.median(column) for column in columns]
+            medians[gateways] = _, gateway_ms, database_ms = [statistics.median(column) for column in columns]
             cells = [
                 f"{median:.3g} ({min(column):.3g} to {max(column):.3g})"
                 for median, column in zip(medians[gateways], columns, strict=True)

@@ -20,7 +20,7 @@ def system_pids(run_directory: Path) -> dict[str, int]:
 
 
 def tree_cpu_s(pid: int) -> float:
-    """Seconds of CPU time that a process and its children used so far, for those that leave its group (PostgreSQL's)."""
+    """Seconds of CPU time of a process and its children so far, those that left its group (PostgreSQL) included."""
     return sum(_cpu_s(child, fields) for child, fields in _all_processes() if pid in (child, int(fields[_PARENT])))
 
 
