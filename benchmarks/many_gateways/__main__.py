@@ -30,7 +30,7 @@ from cli.plan import PIPELINE, LaunchOptions
 from cli.tiny import make_checkpoint
 from cli.up import running
 
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 120)
 
 
 class Gateways:

@@ -140,8 +140,8 @@ async def count(service: Service, flags: argparse.Namespace) -> dict[str, tuple[
 
 
 def report(costs: Mapping[tuple[str, int], Sequence[Cost]]) -> Table:
-    """Medians of the rounds (and their range), and the ratios of two gateways to one."""
-    table = Table("", "gateways", "requests/s", "CPU ms a request: gateways", "database", "database's share")
+    """Medians of the rounds (and their range), CPU time of a request; and the ratios of two gateways to one."""
+    table = Table("", "gateways", "requests/s", "gateways' CPU ms", "database's CPU ms", "its share")
     for flow in FLOWS:
         medians = {}
         for gateways in (1, 2):
@@ -152,7 +152,7 @@ def report(costs: Mapping[tuple[str, int], Sequence[Cost]]) -> Table:
                 f"{median:.3g} ({min(column):.3g} to {max(column):.3g})"
                 for median, column in zip(medians[gateways], columns, strict=True)
             ]
-            table.add_row(flow, str(gateways), *cells, f"{database_ms / (gateway_ms + database_ms):.1%}")
+            table.add_row(flow, str(gateways), *cells, f"{max(0.0, database_ms) / (gateway_ms + database_ms):.1%}")
         one, two = medians[1], medians[2]
         ratios = [f"{second / first:.3f}" if first > 0 else "" for first, second in zip(one, two, strict=True)]
         ratios[2] = "" if flow == CHAT else ratios[2]  # of next to nothing

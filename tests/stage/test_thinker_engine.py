@@ -19,7 +19,7 @@ from PIL import Image
 from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput, TooManyLogprobs
 from services.common.rpc.call import Call
-from services.common.sampling_limits import MAX_LOGPROBS
+from services.common.sampling_limits import BACKGROUND_PRIORITY, MAX_LOGPROBS
 from services.common.stream.rows import ROPE_POSITIONS, Rows, hidden_states
 from services.sizes import kv_bytes
 from services.thinker import environment
@@ -28,7 +28,6 @@ from services.thinker.conversation import Conversation, Cut, FrameChoice, MediaF
 from services.thinker.execution import choices
 from services.thinker.generation import Generation
 from services.thinker.media import decode_audio, decode_image, decode_video
-from services.thinker.plugin.background import BACKGROUND
 from services.thinker.plugin.rows import layers_of
 from tests.support.kept import kept_value
 from tests.support.references.thinker_engine import Answer, Reference
@@ -242,7 +241,7 @@ async def test_a_request_in_the_background_lets_others_go_first(thinker: Thinker
     cases = [Conversation([Message("user", [text])]) for text in texts]
     written: list[list[int]] = [[], [], []]
 
-    def begin(i: int, priority: int = BACKGROUND) -> asyncio.Task[Result]:
+    def begin(i: int, priority: int = BACKGROUND_PRIORITY) -> asyncio.Task[Result]:
         return asyncio.create_task(thinker.run(cases[i], f"r{i}", "", priority, written[i], max_tokens=lengths[i]))
 
     async def until_written(i: int) -> None:

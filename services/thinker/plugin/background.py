@@ -8,9 +8,9 @@ does who waits for its memory.
 from functools import wraps
 from typing import Any
 
-BACKGROUND = 2**31 - 1
-"""The lowest priority."""
-EVERY = 8
+from services.common.sampling_limits import BACKGROUND_PRIORITY
+
+_EVERY = 8
 
 
 def let_others_go_first() -> None:
@@ -26,17 +26,19 @@ def let_others_go_first() -> None:
     @wraps(schedule)
     def schedule_others(self: Any, *arguments: Any, **named: Any) -> Any:
         step = self.current_step + 1  # which this call begins
-        others = (each for each in self.requests.values() if each.priority < BACKGROUND and each.status in active)
-        self.background_waits = step % EVERY != 0 and next(others, None) is not None
+        others = (
+            each for each in self.requests.values() if each.priority < BACKGROUND_PRIORITY and each.status in active
+        )
+        self.background_waits = step % _EVERY != 0 and next(others, None) is not None
         if self.background_waits:
             for request in self.running:
-                if request.priority >= BACKGROUND:  # it stays among those that run, and keeps its memory
+                if request.priority >= BACKGROUND_PRIORITY:  # it stays among those that run, and keeps its memory
                     request.next_decode_eligible_step = max(request.next_decode_eligible_step, step + 1)
         return schedule(self, *arguments, **named)
 
     @wraps(may_begin)
     def begins(self: Any, request: Any) -> bool:
-        return may_begin(self, request) and not (self.background_waits and request.priority >= BACKGROUND)
+        return may_begin(self, request) and not (self.background_waits and request.priority >= BACKGROUND_PRIORITY)
 
     Scheduler.schedule = schedule_others
     Scheduler._handle_blocked_waiting_request = begins
