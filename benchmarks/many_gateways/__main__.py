@@ -1,8 +1,8 @@
 """Gateways that share a PostgreSQL database, in one run: what a second gateway brings, and a batch beside live speech.
 
 Costs: stages that follow a timetable (systems/scripted.py); plain chats, stored responses and chained ones, by one
-gateway and by two in turns, each with a database of its own in one server. CPU time a request does not depend on what
-else the machine does; requests a second do, and on its cores.
+gateway and by two in turns, each with a database of its own in one server. Each gateway has as many clients, and
+answers last as long as the timetable says: none is saturated, and as many answers share each of the engine's steps.
 
 A batch: a small model before two gateways. Live spoken answers with and without a batch beside them, in turns; then the
 gateway that works on a batch is killed, twice, and its lines are counted.
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -77,8 +78,8 @@ def measure_costs(server: tuple[str, int], scratch: Path, flags: argparse.Namesp
         console.print(costs.report(asyncio.run(costs.measure(services, flags))))
         for flow, (transactions, idle) in asyncio.run(costs.count(services[-1], flags)).items():
             console.print(
-                f"{flow}: {transactions} transactions during {flags.requests}, {idle:.0f} in that time without any: "
-                f"{max(0.0, transactions - idle) / flags.requests:.2f} each"
+                f"{flow}: {transactions} transactions during {2 * flags.requests}, {idle:.0f} in that time without any: "
+                f"{max(0.0, transactions - idle) / (2 * flags.requests):.2f} each"
             )
 
 
@@ -109,10 +110,10 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     scripted.add_flags(parser)
-    parser.set_defaults(tokens=20, token_ms=5.0)
+    parser.set_defaults(tokens=20, token_ms=40.0)
     parser.add_argument("--only", choices=("costs", "batch"), help="one of the two parts")
     parser.add_argument("--rounds", type=int, default=3, help="of each side")
-    parser.add_argument("--requests", type=int, default=600, help="of each kind and round")
+    parser.add_argument("--requests", type=int, default=200, help="of each kind and round, for each gateway")
     parser.add_argument("--concurrency", type=int, default=16, help="requests at a time at each gateway")
     parser.add_argument("--idle-s", type=float, default=6.0, help="how long idle gateways are looked at")
     parser.add_argument("--model", type=Path, help="checkpoint directory of the batch's part; default: a new small one")
@@ -128,6 +129,7 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     flags = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # what it has started ends with it
     console.print(f"{len(os.sched_getaffinity(0))} cores, load of the machine before: {os.getloadavg()[0]:.1f}")
     with (
         tempfile.TemporaryDirectory(prefix="quartet-bench-") as folder,

@@ -107,13 +107,14 @@ async def measure(services: Sequence[Service], flags: argparse.Namespace) -> dic
             for flow in FLOWS:
                 before, took_s = service.cpu_s(), await _load(service, flow, flags)
                 used = [after - each for after, each in zip(service.cpu_s(), before, strict=True)]
-                ms = [1000 * (each - rest * took_s) / flags.requests for each, rest in zip(used, idle, strict=True)]
-                costs[flow, len(service.gateways)].append(Cost(flags.requests / took_s, *ms))
+                requests = flags.requests * len(service.gateways)
+                ms = [1000 * (each - rest * took_s) / requests for each, rest in zip(used, idle, strict=True)]
+                costs[flow, len(service.gateways)].append(Cost(requests / took_s, *ms))
     return costs
 
 
 async def _load(service: Service, flow: str, flags: argparse.Namespace) -> float:
-    return await load(service.gateways, flow, flags.requests, flags.concurrency)
+    return await load(service.gateways, flow, flags.requests * len(service.gateways), flags.concurrency)
 
 
 async def _used(service: Service, seconds: float) -> list[float]:
@@ -124,7 +125,7 @@ async def _used(service: Service, seconds: float) -> list[float]:
 
 
 async def count(service: Service, flags: argparse.Namespace) -> dict[str, tuple[int, float]]:
-    """By flow, transactions of the database during a load of `flags.requests`, and how many there are in as much time
+    """By flow, transactions of the database during a load, and how many there are in as much time
     without a request: gateways look for batches and renew leases."""
     await asyncio.sleep(_FLUSHED_S)
     first, began_s = service.transactions(), time.perf_counter()
