@@ -9,7 +9,7 @@ from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Fields of /proc/PID/stat, counted from the one after the command's name (proc(5)).
-_GROUP = 2
+_PARENT, _GROUP = 1, 2
 _TICKS_OF_ENDED_CHILDREN = slice(13, 15)  # user and system
 
 
@@ -17,6 +17,11 @@ def system_pids(run_directory: Path) -> dict[str, int]:
     """By name, the processes that a `quartet up` started; each leads a process group, with its children in it."""
     processes = json.loads((run_directory / "state.json").read_text())["processes"]
     return {name: process["pid"] for name, process in processes.items()}
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Seconds of CPU time of a process and its children so far, those that left its group (PostgreSQL) included."""
+    return sum(_cpu_s(child, fields) for child, fields in _all_processes() if pid in (child, int(fields[_PARENT])))
 
 
 class Groups:

@@ -33,3 +33,4 @@ MAX_LOGPROBS = 500_000  # of a request: each takes 500 bytes, until all are sent
 MAX_LOGPROB_TOKEN_IDS = 128
 BEAMS = Range(1, 10)  # each takes twice as many alternatives
 LENGTH_PENALTY = Range(-10, 10)
+BACKGROUND_PRIORITY = 2**31 - 1  # the lowest: once it runs, too, it lets others go first

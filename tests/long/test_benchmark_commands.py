@@ -81,6 +81,18 @@ def test_what_the_gateway_costs():
 
 @pytest.mark.e2e
 @pytest.mark.weekly
+def test_many_gateways():
+    """It ends with an error if a request failed, or a batch whose gateways were killed is not whole."""
+    costs = ["--rounds", "1", "--requests", "16", "--concurrency", "2", "--idle-s", "1", "--tokens", "4"]
+    speech = ["--spoken", "4", "--rate", "2", "--text-tokens", "8", "--frames", "10", "--lines", "100"]
+    output = _run("many_gateways", *costs, *speech)
+    for figure in ("plain chat", "chained response", "TTFA ms p50", "TTFA ms p95"):
+        assert figure in output
+    assert "2 gateways killed: completed, {'total': 100, 'completed': 100, 'failed': 0}" in output
+
+
+@pytest.mark.e2e
+@pytest.mark.weekly
 @pytest.mark.parametrize("arch", ["qwen3-omni", "qwen2.5-omni"])
 def test_soak(arch: str):
     """It ends with an error if anything was lost, wrong or left."""

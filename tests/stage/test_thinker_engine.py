@@ -19,7 +19,7 @@ from PIL import Image
 from quartet.v1 import thinker_pb2
 from services.common.errors import InvalidInput, TooManyLogprobs
 from services.common.rpc.call import Call
-from services.common.sampling_limits import MAX_LOGPROBS
+from services.common.sampling_limits import BACKGROUND_PRIORITY, MAX_LOGPROBS
 from services.common.stream.rows import ROPE_POSITIONS, Rows, hidden_states
 from services.sizes import kv_bytes
 from services.thinker import environment
@@ -66,7 +66,16 @@ class Thinker:
     def __init__(self, settings: ThinkerSettings, engine: Any, preprocessor: Any, reference: Reference) -> None:
         self.settings, self.engine, self.preprocessor, self.reference = settings, engine, preprocessor, reference
 
-    async def run(self, conversation: Conversation, request_id: str = "r", lora: str = "", **sampling: Any) -> Result:
+    async def run(
+        self,
+        conversation: Conversation,
+        request_id: str = "r",
+        lora: str = "",
+        priority: int = 0,
+        seen: list[int] | None = None,
+        **sampling: Any,
+    ) -> Result:
+        """`seen` gets the tokens as they come."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -79,8 +88,10 @@ class Thinker:
         names = [kind.name for kind in self.engine.row_kinds]
         rows = RowSubscription(dict.fromkeys(names, EVERYTHING), result.receive)
         with self.engine.adapters.use(lora) as adapter:
-            async for step in self.engine.generate(request_id, prompt, params, rows, lora=adapter):
+            async for step in self.engine.generate(request_id, prompt, params, rows, priority=priority, lora=adapter):
                 result.token_ids += step.token_ids
+                if seen is not None:
+                    seen += step.token_ids
                 result.text += step.text
                 result.finish_reason, result.cached_tokens = step.finish_reason, step.cached_tokens
         return result
@@ -222,6 +233,34 @@ async def test_concurrent_requests_do_not_see_each_other(thinker: Thinker) -> No
     results = await asyncio.gather(*(thinker.run(c, f"r{i}") for i, c in enumerate(chosen)))
     for conversation, result in zip(chosen, results, strict=True):
         thinker.assert_equal(result, thinker.expected(conversation))
+
+
+async def test_a_request_in_the_background_lets_others_go_first(thinker: Thinker) -> None:
+    """One that is written and one that is to be read: each is in few of the steps, and comes to what it would alone."""
+    texts, lengths = ("hello the world " * 12, "one the world", "two the world " * 9), (240, 48, 40)
+    cases = [Conversation([Message("user", [text])]) for text in texts]
+    written: list[list[int]] = [[], [], []]
+
+    def begin(i: int, priority: int = BACKGROUND_PRIORITY) -> asyncio.Task[Result]:
+        return asyncio.create_task(thinker.run(cases[i], f"r{i}", "", priority, written[i], max_tokens=lengths[i]))
+
+    async def until_written(i: int) -> None:
+        while not written[i]:
+            await asyncio.sleep(0.001)
+
+    async with asyncio.timeout(GUARD_S):
+        running = [begin(0)]
+        await until_written(0)
+        running.append(begin(1, priority=0))
+        await until_written(1)
+        before, left = len(written[0]), lengths[1] - len(written[1])
+        running.append(begin(2))
+        await running[1]
+        assert len(written[0]) - before < left / 4 + 2
+        assert len(written[2]) < left / 4
+        results = await asyncio.gather(*running)
+    for conversation, length, result in zip(cases, lengths, results, strict=True):
+        thinker.assert_equal(result, thinker.expected(conversation, length))
 
 
 @pytest.mark.parametrize("words", [0, 7, 15, 23, 31])

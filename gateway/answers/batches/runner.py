@@ -14,13 +14,13 @@ from gateway.answers.batches.store import BatchLost, BatchStore, StoredBatch
 from gateway.answers.gateway import Gateway
 from gateway.errors import ApiError
 from gateway.tasks import cancel
+from services.common.sampling_limits import BACKGROUND_PRIORITY
 
 _RENEWAL_S = 4.0
 _LOOK_S = 2.0  # for batches that another gateway left, or that were made there
 _IDLE_S = 0.02
 _STARVED_S = 10.0  # a line begins then, however busy the gateway is: a batch ends some day
 _AGAIN_S = 2.0  # after a stage was full or away
-_LOWEST_PRIORITY = 2**31 - 1
 _BY_PRIORITY = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
 log = structlog.get_logger()
@@ -144,7 +144,7 @@ class BatchRunner:
     async def _answer_line(self, job: "BatchJob", line: BatchLine) -> None:
         endpoint, body = job.body["endpoint"], dict(line.body)
         if endpoint in _BY_PRIORITY:
-            body.setdefault("priority", _LOWEST_PRIORITY)
+            body.setdefault("priority", BACKGROUND_PRIORITY)
         self._running += 1
         try:
             while True:

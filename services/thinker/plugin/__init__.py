@@ -11,6 +11,7 @@ from services.common.engine.process import end_with_parent, lower_priority
 from services.common.telemetry import logs
 from services.registry import families
 from services.thinker.cpu import vllm_is_for_cpus
+from services.thinker.plugin.background import let_others_go_first
 from services.thinker.plugin.chosen_logprobs import keep_alternatives
 from services.thinker.plugin.prompt_scores import score_prompts
 from services.thinker.plugin.whole_media import keep_media_whole
@@ -35,6 +36,7 @@ def register() -> None:
     keep_alternatives()
     score_prompts()
     keep_media_whole()
+    let_others_go_first()
     if vllm_is_for_cpus():
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
