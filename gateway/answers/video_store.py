@@ -232,11 +232,10 @@ class VideoStore(BlobStore):
                 log.exception("files of a video cannot be removed", video=video_id)
 
     def recover(self, connection: Connection) -> None:
-        """Ends jobs whose gateways are no more, and removes orphaned files of the directory."""
+        """Removes orphaned files of the directory."""
         super().recover(connection)
         try:
             self.files.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._interrupt_lost(connection)
             kept = self._remove_orphans(connection)
         except OSError as error:
             raise StoreError(f"{self.setting} {self.files.directory}: cannot be used: {error}") from None
