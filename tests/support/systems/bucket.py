@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.support.network.line import Line, line_to
+
 KEY, SECRET = "quartet", "a secret of this test"
 _OF_SERVER = ".nanio"  # what it notes down of objects
 
@@ -61,3 +63,11 @@ async def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{bucket.port}")
     yield bucket
     await bucket.stop()
+
+
+@pytest_asyncio.fixture
+async def line(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Line]:
+    """By which the bucket is reached."""
+    async with line_to(bucket.port) as line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{line.port}")
+        yield line
