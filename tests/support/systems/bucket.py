@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.support.network.line import Line, line_to
 
 KEY, SECRET = "quartet", "a secret of this test"
-_OF_SERVER = ".nanio"  # what it notes down of objects
+OF_SERVER = ".nanio"  # what it notes down of objects
 
 
 class Bucket:
@@ -47,7 +47,7 @@ class Bucket:
     def objects(self) -> list[str]:
         """Names of what is complete."""
         names = (str(each.relative_to(self.folder)) for each in self.folder.rglob("*") if each.is_file())
-        return sorted(name for name in names if not name.startswith(_OF_SERVER))
+        return sorted(name for name in names if not name.startswith(OF_SERVER))
 
 
 @pytest_asyncio.fixture
