@@ -14,7 +14,7 @@ from gateway.answers.files.files import has_files
 from gateway.answers.files.store import FileStore
 from gateway.answers.tools.generators import VideoGenerator
 from gateway.answers.tools.registry import TOOLS
-from gateway.answers.video_store import VideoStore
+from gateway.answers.video_store import video_store
 from gateway.app import create_app
 from gateway.dialects.realtime.events import MAX_EVENT_CHARACTERS
 from gateway.dialects.responses.store import ResponseStore
@@ -80,7 +80,7 @@ def _check_stores(settings: GatewaySettings, makes_videos: bool) -> None:
     database = database_of(settings.database_url)
     try:
         if makes_videos:
-            VideoStore(database or settings.jobs_dir, settings.video_ttl_s, settings.jobs_dir).check()
+            video_store(settings, database).check()
         if has_files(settings):
             FileStore(database or settings.files_dir, settings.max_files_bytes, settings.max_files_per_key).check()
         if place := database or settings.responses_dir:

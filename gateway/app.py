@@ -19,7 +19,7 @@ from gateway.answers.batches.runner import BatchRunner
 from gateway.answers.batches.store import BatchStore
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
-from gateway.answers.video_store import VideoStore
+from gateway.answers.video_store import VideoStore, video_store
 from gateway.dialects.anthropic import endpoint as messages
 from gateway.dialects.anthropic.refusals import refused
 from gateway.dialects.live import calls as live_calls
@@ -179,7 +179,7 @@ def create_app(
             gateway = Gateway(settings, pipeline, Channels(credentials), spans, shared=shared, database=database)
             videos: VideoStore | None = None
             if pipeline.outputs.video is not None and (worker is None or worker.is_first):
-                videos = VideoStore(gateway.place(settings.jobs_dir), settings.video_ttl_s, settings.jobs_dir)
+                videos = video_store(settings, database)
                 stack.push_async_callback(videos.close)
                 await videos.open()  # before the stages are looked at: who waits for them asks at once
             app.state.gateway = await stack.enter_async_context(gateway)

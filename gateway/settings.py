@@ -216,8 +216,8 @@ class GatewaySettings(TlsSettings):
     )
     jobs_dir: Path | None = Field(
         default_factory=partial(_state_dir, "jobs"),
-        description="directory of video jobs and their files, which gateways may share; default: quartet/jobs in "
-        "$XDG_STATE_HOME or ~/.local/state",
+        description="directory of video jobs and their files, which gateways may share; with database_url or blobs_url "
+        "finished videos are where uploaded files are; default: quartet/jobs in $XDG_STATE_HOME or ~/.local/state",
     )
     video_ttl_s: float = Field(
         default=86_400.0, gt=0, description="how long a video is kept after it was finished or failed"
@@ -242,14 +242,14 @@ class GatewaySettings(TlsSettings):
 
     files_dir: Path | None = Field(
         default_factory=partial(_state_dir, "files"),
-        description="directory of uploaded files, which gateways of one machine may share; default: quartet/files in "
-        "$XDG_STATE_HOME or ~/.local/state",
+        description="directory of uploaded files, and with database_url of finished videos, which gateways may share; "
+        "default: quartet/files in $XDG_STATE_HOME or ~/.local/state",
     )
     blobs_url: Annotated[str | None, AfterValidator(_bucket)] = Field(
         default=None,
-        description="s3://BUCKET/PREFIX for the bytes of uploaded files, which gateways of many machines reach; its "
-        "server and credentials are in the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
-        "AWS_REGION; default: files_dir has them",
+        description="s3://BUCKET/PREFIX for the bytes of uploaded files and videos, which gateways of many machines "
+        "reach; its server and credentials are in the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, "
+        "AWS_SECRET_ACCESS_KEY, AWS_REGION; default: files_dir has them",
     )
     max_file_bytes: int = Field(
         default=512 * MIB, ge=1, description="largest uploaded file, whatever max_body_bytes is"

@@ -30,7 +30,9 @@ from services.common.errors import DeadlineExceeded, InternalError, InvalidInput
 Result = TypeVar("Result")
 
 _MAX_SWEEP_INTERVAL_S = 60.0
+_ORPHANS_S = 3600.0
 _STORE_AGAIN_S = 5.0
+_SHARED_WITHIN_S = 60.0  # a video took minutes to make: a place that is away for a moment does not cost it
 _STAGE_AGAIN_S = 1.0
 _BEFORE_FILE = 99  # percent: the steps are done, the file is not
 
@@ -126,11 +128,17 @@ class VideoJobs:
         return True
 
     async def _sweep(self) -> None:
+        loop, swept_s = asyncio.get_running_loop(), -float("inf")
         while True:
             try:
                 await self.store.end_lost()
                 if count := await self.store.remove_expired():
                     log.info("expired videos removed", count=count)
+                if loop.time() - swept_s >= _ORPHANS_S:
+                    await self.store.sweep()
+                    swept_s = loop.time()
+            except ApiError:
+                pass  # the store has logged it, and may be there again next time
             except Exception:
                 log.exception("expired videos could not be removed")
             await asyncio.sleep(min(_MAX_SWEEP_INTERVAL_S, self.store.ttl_s / 2))
@@ -145,7 +153,8 @@ class VideoJobs:
         finally:
             if job.is_lost:
                 log.warning("a video is not this gateway's any more", request_id=job.video.id)
-                await asyncio.to_thread(self.store.files.remove, job.video.id)
+                with suppress(ApiError):  # which is logged; a sweep removes it later
+                    await self.store.files.remove(job.video.id)
 
     async def _bring_to_end(self, job: VideoTask) -> None:
         video = job.video
@@ -157,6 +166,8 @@ class VideoJobs:
             failure = from_error(job.stage.kind, error)
             if failure.param == "image":
                 failure.rename("input_reference")
+        except ApiError as error:  # of the shared place, which has logged it
+            failure = error
         except OSError as error:  # most likely a full disk
             why = error.strerror or error  # its own text has the path
             failure = ApiError(500, f"the video could not be stored: {why}", None, "storage_failed")
@@ -230,6 +241,7 @@ class VideoJobs:
             if file is None or file.frames != total:
                 raise InternalError(f"the stage sent {file.frames if file else 0} of {total} frames")
             await self._in_thread(self._finish, video, file)
+            await self._share(video.id)
         except BaseException:
             if file is not None:
                 await self._in_thread(file.abandon)
@@ -248,8 +260,21 @@ class VideoJobs:
         file.close()
         with file.path.open("rb") as written:
             os.fsync(written.fileno())
-        file.path.replace(self.store.files.file(video.id))
+        self.store.files.finish(video.id)
         video.frames = file.frames
+
+    async def _share(self, video_id: str) -> None:
+        """Raises ApiError: the shared place cannot be used, or is away for too long."""
+        until_s = asyncio.get_running_loop().time() + _SHARED_WITHIN_S
+        while True:
+            try:
+                await self.store.files.share(video_id)
+                return
+            except ApiError as error:
+                if error.status != 503 or asyncio.get_running_loop().time() >= until_s:
+                    raise
+                log.warning("a video cannot be put where all gateways find it; trying again", request_id=video_id)
+                await asyncio.sleep(_STORE_AGAIN_S)
 
     async def _in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
         """The result of `call`. A cancellation waits for it: no two calls touch a file at once."""

@@ -1,4 +1,4 @@
-"""Video jobs: a row each in a database, and files in a directory."""
+"""Video jobs: a row each in a database, and files."""
 
 import asyncio
 import time
@@ -13,15 +13,17 @@ import structlog
 from sqlalchemy import ColumnElement, Connection, Row, Select, Update, delete, insert, or_, select, true, update
 
 from gateway.answers.video_files import VideoFiles
-from gateway.answers.video_tables import tables, videos
+from gateway.answers.video_tables import spaces, tables, videos
 from gateway.errors import ApiError
+from gateway.settings import GatewaySettings
+from gateway.store.blobs import Blobs
 from gateway.store.clock import lease_end, now
 from gateway.store.columns import fits
 from gateway.store.database import Database
 from gateway.store.errors import StoreError, required
 from gateway.store.queries import owned_by
+from gateway.store.row_blobs import BlobStore, RowBlobs, blobs_of
 from gateway.store.sqlite import file_of
-from gateway.store.store import ClientStore
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
 
@@ -62,14 +64,15 @@ class LeaseLost(Exception):
     """The job was deleted, or ended by another gateway, as this one did not renew its lease."""
 
 
-class VideoStore(ClientStore):
+class VideoStore(BlobStore):
     """The videos of one place, which several gateways may share. An unfinished one belongs to the gateway that took it
     on, its holder, for as long as that renews its lease. Any gateway that finds it later fails it.
 
     Args:
         place: as of `Store`, but None is a StoreError.
         ttl_s: how long a video is kept after its end.
-        directory: of the files, which all gateways of the place share; None: `place`.
+        directory: of files, which gateways of the place may share; None: `place`.
+        blobs: where all gateways of the place find finished videos; None: in the directory, which they share.
 
     Attributes:
         holder: this gateway's name, which no other process has.
@@ -80,12 +83,19 @@ class VideoStore(ClientStore):
     """
 
     name, setting, fault = "videos", "jobs_dir", "videos cannot be stored or read"
-    tables = tables
+    tables, spaces = tables, spaces
 
-    def __init__(self, place: Database | Path | None, ttl_s: float, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        place: Database | Path | None,
+        ttl_s: float,
+        directory: Path | None = None,
+        blobs: Blobs | None = None,
+    ) -> None:
         if directory is None and not isinstance(place, Database):
             directory = place
-        self.files = VideoFiles(required(directory, self.setting, self.name))
+        shared = None if blobs is None else RowBlobs(blobs, self)
+        self._shared, self.files = shared, VideoFiles(required(directory, self.setting, self.name), shared)
         super().__init__(place if isinstance(place, Database) else required(place, self.setting, self.name))
         self.ttl_s, self.holder = ttl_s, uuid.uuid4().hex
         self.live: dict[str, VideoJob] = {}
@@ -178,9 +188,11 @@ class VideoStore(ClientStore):
         return await self._read(select(videos).where(*_visible(owner), beyond).order_by(ordered).limit(limit))
 
     async def remove(self, video_id: str) -> None:
-        """The row first: then its holder, wherever it is, stores nothing more."""
+        """What is shared first: while its place is away, the row stays for the next try. Then the row: its holder,
+        wherever it is, stores nothing more, and removes what it has put there meanwhile."""
+        await self.files.remove_shared(video_id)
         await self.erase(lambda connection: connection.execute(delete(videos).where(videos.c.id == video_id)))
-        await asyncio.to_thread(self.files.remove, video_id)
+        await asyncio.to_thread(self.files.remove_here, video_id)
 
     async def remove_expired(self) -> int:
         """Returns their number."""
@@ -215,26 +227,49 @@ class VideoStore(ClientStore):
     async def _discard(self, ended: Collection[str]) -> None:
         for video_id in ended:
             try:
-                await asyncio.to_thread(self.files.remove, video_id)
-            except OSError:
+                await self.files.remove(video_id)
+            except (OSError, ApiError):  # a sweep does it later
                 log.exception("files of a video cannot be removed", video=video_id)
 
     def recover(self, connection: Connection) -> None:
-        """Ends jobs whose gateways are no more, and removes orphaned files."""
+        """Removes orphaned files of the directory."""
+        super().recover(connection)
         try:
             self.files.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for video_id in self._interrupt_lost(connection):
-                self.files.remove(video_id)
-            known = connection.execute(select(videos.c.id)).scalars().all()
-            if not self._is_moving():
-                self.files.remove_orphans(known)
+            kept = self._remove_orphans(connection)
         except OSError as error:
             raise StoreError(f"{self.setting} {self.files.directory}: cannot be used: {error}") from None
-        log.info("videos", directory=str(self.files.directory), kept=len(known))
+        log.info("videos", directory=str(self.files.directory), kept=kept)
+
+    async def sweep(self) -> None:
+        """Removes files that a gateway left that ended in the middle. Raises OSError, too."""
+        await self.read(self._remove_orphans)
+        if self._shared is not None:
+            await self._shared.sweep(self._with_file)
+
+    async def _with_file(self, ids: Collection[str]) -> set[str]:
+        """Those of `ids` that have a file, or may soon have one."""
+        these = select(videos.c.id).where(videos.c.id.in_(ids), videos.c.status != "failed")
+        return await self.read(lambda connection: set(connection.execute(these).scalars()))
+
+    def _remove_orphans(self, connection: Connection) -> int:
+        """Returns the number of all videos."""
+        rows = connection.execute(select(videos.c.id, videos.c.status)).all()
+        if not self._is_moving():
+            self.files.remove_orphans({row.id: row.status for row in rows})
+        return len(rows)
 
     def _is_moving(self) -> bool:
         """Whether files may be those of a SQLite file here, whose rows are not in the database yet."""
         return not self._is_own and file_of(self.files.directory, self.name).exists()
+
+
+def video_store(settings: GatewaySettings, database: Database | None) -> VideoStore:
+    """The videos of a gateway. Several gateways share a database, or have a bucket: finished videos are then where
+    uploaded files are. Raises StoreError."""
+    is_shared = database is not None or settings.blobs_url is not None
+    blobs = blobs_of(settings) if is_shared else None
+    return VideoStore(database or settings.jobs_dir, settings.video_ttl_s, settings.jobs_dir, blobs)
 
 
 def _values(video: VideoJob) -> dict[str, Any]:

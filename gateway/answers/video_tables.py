@@ -3,6 +3,7 @@
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, MetaData, Table, Text
 
 from gateway.store.columns import SEQUENCE
+from gateway.store.row_blobs import spaces_table
 
 tables = MetaData()
 
@@ -33,3 +34,5 @@ videos = Table(
     Index("videos_by_holder", "holder"),
     sqlite_autoincrement=True,
 )
+
+spaces = spaces_table("video_spaces", tables)

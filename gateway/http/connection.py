@@ -103,14 +103,20 @@ class StreamedResponse(Response):
     Args:
         pieces: may raise ApiError.
         limit_s: of the work; the body is cut off a little later.
+        status: of the answer, if no piece fails before it.
     """
 
     filler = b""  # is sent in a silence
 
     def __init__(
-        self, pieces: AsyncGenerator[bytes, None], limit_s: float, media_type: str, headers: Mapping[str, str]
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        limit_s: float,
+        media_type: str,
+        headers: Mapping[str, str],
+        status: int = 200,
     ) -> None:
-        super().__init__(media_type=media_type, headers=headers)
+        super().__init__(status_code=status, media_type=media_type, headers=headers)
         del self.headers["content-length"]
         self._pieces, self._limit_s = pieces, limit_s + LAST_WORD_S
 
@@ -123,7 +129,7 @@ class StreamedResponse(Response):
             await while_connected(receive, self._send(scope, receive, send))
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with _Body(send, self.raw_headers, self.filler) as body:
+        async with _Body(send, self.status_code, self.raw_headers, self.filler) as body:
             try:
                 async for piece in self._pieces:
                     body.pieces += 1  # what each piece costs is kept small: this is the path of a token
@@ -152,10 +158,10 @@ class _Body:
         is_awaited: whether a piece is there, and waits for `filling`: no other filler goes before it.
     """
 
-    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]], filler: bytes) -> None:
+    def __init__(self, send: Send, status: int, headers: Sequence[tuple[bytes, bytes]], filler: bytes) -> None:
         self.started, self.pieces, self.filling = False, 0, list[asyncio.Task[None]]()
         self.is_awaited = False
-        self._send, self._headers, self._filler = send, headers, filler
+        self._send, self._status, self._headers, self._filler = send, status, headers, filler
         self._loop = asyncio.get_running_loop()
 
     async def __aenter__(self) -> Self:
@@ -178,7 +184,7 @@ class _Body:
 
     async def _start(self) -> None:
         self.started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        await self._send({"type": "http.response.start", "status": self._status, "headers": self._headers})
 
     async def _fill(self) -> None:
         if not self.started:

@@ -1,8 +1,9 @@
 """Three gateways with one database, round robin: clients go on while gateways are killed or stand still. The round is
 nginx's where that is installed.
 
-What is checked at the end: every response in the background has ended exactly once, and each gateway says the same of
-it; nothing of one key was seen by the other.
+What is checked at the end: every response in the background, video and batch has ended exactly once, and each gateway
+says the same of it; each finished video has its file, and nothing else has one; each line of a batch has one result;
+nothing of one key was seen by the other.
 """
 
 import asyncio
@@ -28,11 +29,14 @@ from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import SPEECH
 from tests.support.systems.gateways import Gateways, gateways, has_nginx
 from tests.support.systems.stack import stopped
+from tests.support.systems.video import MODEL as VIDEO_MODEL
 
 TEXT = "".join(PIECES)
 OWNERS = ("alice", "bob")
 ENDED = ("completed", "failed", "cancelled", "incomplete")
 GUARD_S = 120.0
+BATCH_LINES = 3
+PIPELINE = SPEECH.with_name("qwen3-omni-dit.yaml")
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -42,13 +46,19 @@ class Clients:
 
     Attributes:
         requests: by how they ended.
+        flows_done: by name.
         jobs: (owner, first end that was seen) of each response in the background.
+        videos: the same of each video.
+        batches: owner of each.
         kept: (owner, path) of what stays.
     """
 
     urls: Sequence[str]
     requests: Counter[str] = field(default_factory=Counter)
     jobs: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    flows_done: Counter[str] = field(default_factory=Counter)
+    videos: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    batches: dict[str, str] = field(default_factory=dict)
     kept: list[tuple[str, str]] = field(default_factory=list)
 
     async def __aenter__(self) -> "Clients":
@@ -99,6 +109,49 @@ class Clients:
             await asyncio.sleep(0.2)
         self.jobs[made["id"]] = (owner, now["status"])
         self.kept.append((owner, f"/v1/responses/{made['id']}"))
+
+    async def video(self, owner: str) -> None:
+        """Its file comes from any gateway, whichever made it; so does a range of it."""
+        made = await self.ask(owner, "POST", "/v1/videos", json={"model": VIDEO_MODEL, "prompt": "a boat"})
+        path = f"/v1/videos/{made['id']}"
+        self.videos[made["id"]] = (owner, None)
+        while (now := await self.ask(owner, "GET", path))["status"] not in ENDED:
+            await asyncio.sleep(0.2)
+        self.videos[made["id"]] = (owner, now["status"])
+        self.kept.append((owner, path))
+        if now["status"] == "failed":
+            assert now["error"]["code"] == "interrupted", now
+            return
+        content = await self.ask(owner, "GET", f"{path}/content")
+        assert content[4:8] == b"ftyp"
+        self.kept.append((owner, f"{path}/content"))
+
+    async def batch(self, owner: str) -> None:
+        """Nobody waits for it: gateways work on it while they are idle."""
+        made = await self.ask(owner, "POST", "/v1/batches", json=await self.batch_of(owner, BATCH_LINES))
+        self.batches[made["id"]] = owner
+        self.kept.append((owner, f"/v1/batches/{made['id']}"))
+
+    async def batch_of(self, owner: str, count: int) -> dict[str, Any]:
+        """A request for a batch of so many chats."""
+        chat = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
+        line = {"method": "POST", "url": "/v1/chat/completions", "body": chat}
+        lines = [json.dumps(line | {"custom_id": str(number)}) for number in range(count)]
+        form = {"purpose": (None, "batch"), "file": ("lines.jsonl", "\n".join(lines).encode())}
+        file = await self.ask(owner, "POST", "/v1/files", files=form)
+        return {"input_file_id": file["id"], "endpoint": line["url"], "completion_window": "24h"}
+
+    async def check_batch(self, owner: str, path: str, count: int) -> None:
+        """Waits for the end of a batch of `batch_of`: each line has one result, in their order."""
+        async with asyncio.timeout(600):
+            while (batch := await self.ask(owner, "GET", path))["status"] not in ENDED:
+                await asyncio.sleep(0.5)
+        assert (batch["status"], batch["error_file_id"]) == ("completed", None), batch
+        assert batch["request_counts"] == {"total": count, "completed": count, "failed": 0}
+        content = await self.ask(owner, "GET", f"/v1/files/{batch['output_file_id']}/content")
+        results = [json.loads(each) for each in content.splitlines()]
+        assert [each["custom_id"] for each in results] == list(map(str, range(count)))
+        assert {each["response"]["body"]["choices"][0]["message"]["content"] for each in results} == {TEXT}
 
     async def conversation(self, owner: str) -> None:
         made = await self.ask(owner, "POST", "/v1/conversations", json={"metadata": {"of": owner}})
@@ -158,12 +211,12 @@ class Clients:
     @property
     def flows(self) -> list[Callable[[str], Coroutine[Any, Any, None]]]:
         flows = [self.chain, self.conversation, self.voice, self.secret, self.spoken, self.file]
-        return [*flows, self.background, self.background]
+        return [*flows, self.background, self.background, self.video, self.video, self.batch]
 
 
 @asynccontextmanager
 async def three(folder: Path, database_url: str, least_s: float, most_s: float) -> AsyncIterator[Gateways]:
-    """Their thinker thinks from `least_s` to `most_s` before it writes."""
+    """Their thinker thinks from `least_s` to `most_s` before it writes, their dit before it makes a video."""
     (folder / "signing.key").write_bytes(random.randbytes(32))
     shared = {
         "database_url": database_url,
@@ -175,7 +228,7 @@ async def three(folder: Path, database_url: str, least_s: float, most_s: float) 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stages:
         assert stages.stdout is not None
         addresses = json.loads(stages.stdout.readline())
-        async with gateways(3, SPEECH, addresses, folder, **shared) as started:
+        async with gateways(3, PIPELINE, addresses, folder, **shared) as started:
             yield started
 
 
@@ -195,15 +248,24 @@ async def test_clients_go_on_while_gateways_are_killed(
             async with Clients(urls) as clients:
                 await _use_and_kill(clients, started, requests, kills)
                 ends = Counter(end for _, end in clients.jobs.values())
-                print(dict(clients.requests), dict(ends))
+                of_videos = Counter(end for _, end in clients.videos.values())
+                print(dict(clients.requests), dict(clients.flows_done))
+                print(f"responses {dict(ends)}, videos {dict(of_videos)}, batches {len(clients.batches)}")
                 assert ends["completed"] > ends["failed"]
+                assert of_videos["completed"] > of_videos["failed"]
                 await _check_ends(started, clients, postgres_url)
+                await _check_videos(started, clients, postgres_url, tmp_path / "files")
+                for name, owner in clients.batches.items():
+                    await clients.check_batch(owner, f"/v1/batches/{name}", BATCH_LINES)
+                await _check_batches(started, clients)
 
 
 async def _use_and_kill(clients: Clients, started: Gateways, requests: int, kills: int) -> None:
     async def use() -> None:
         while clients.requests.total() < requests or not killing.done():
-            await random.choice(clients.flows)(random.choice(OWNERS))
+            flow = random.choice(clients.flows)
+            await flow(random.choice(OWNERS))
+            clients.flows_done[flow.__name__] += 1
             await clients.look_at_others()
 
     async def kill() -> None:
@@ -246,13 +308,8 @@ async def test_a_gateway_that_stands_still_ends_nothing_twice(tmp_path: Path, po
 @pytest.mark.long
 async def test_a_batch_ends_whole_though_its_gateways_are_killed(tmp_path: Path, postgres_url: str) -> None:
     """Whichever works on it is killed, twice; each line has one result."""
-    chat = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
-    line = {"method": "POST", "url": "/v1/chat/completions", "body": chat}
-    lines = [line | {"custom_id": str(number)} for number in range(400)]
     async with three(tmp_path, postgres_url, 0.2, 0.4) as started, Clients(started.urls) as clients:
-        form = {"purpose": (None, "batch"), "file": ("lines.jsonl", "\n".join(map(json.dumps, lines)).encode())}
-        file = await clients.ask("alice", "POST", "/v1/files", files=form)
-        body = {"input_file_id": file["id"], "endpoint": line["url"], "completion_window": "24h"}
+        body = await clients.batch_of("alice", 400)
         path = f"/v1/batches/{(await clients.ask('alice', 'POST', '/v1/batches', json=body))['id']}"
         done = 0
         for _ in range(2):
@@ -263,18 +320,7 @@ async def test_a_batch_ends_whole_though_its_gateways_are_killed(tmp_path: Path,
             await started.kill(holder)
             await started.start(holder)
         assert done < 400, "it ended before the second was killed"
-        async with asyncio.timeout(600):
-            while (batch := await clients.ask("alice", "GET", path))["status"] not in ENDED:
-                await asyncio.sleep(0.5)
-        assert (batch["status"], batch["request_counts"]["total"]) == ("completed", 400)
-        assert (batch["request_counts"], batch["error_file_id"]) == (
-            {"total": 400, "completed": 400, "failed": 0},
-            None,
-        )
-        content = await clients.ask("alice", "GET", f"/v1/files/{batch['output_file_id']}/content")
-        results = [json.loads(each) for each in content.splitlines()]
-        assert [each["custom_id"] for each in results] == [each["custom_id"] for each in lines]
-        assert {each["response"]["body"]["choices"][0]["message"]["content"] for each in results} == {TEXT}
+        await clients.check_batch("alice", path, 400)
 
 
 def _began(log: str) -> str:
@@ -298,3 +344,37 @@ async def _check_ends(started: Gateways, clients: Clients, postgres_url: str) ->
             held = "SELECT count(*) FROM threads WHERE holder IS NOT NULL"
             while (await (await database.execute(held)).fetchone()) != (0,):
                 await asyncio.sleep(1.0)
+
+
+async def _check_videos(started: Gateways, clients: Clients, postgres_url: str, files: Path) -> None:
+    """Each video has one end, which all gateways tell; those that are completed have a file, and no others."""
+    for url in started.urls:
+        async with Clients([url]) as gateway:
+            for name, (owner, end) in clients.videos.items():
+                found = await gateway.ask(owner, "GET", f"/v1/videos/{name}")
+                assert found["status"] == end, name
+                if end == "completed":
+                    whole = await gateway.ask(owner, "GET", f"/v1/videos/{name}/content")
+                    assert (whole[4:8], len(whole) > 1000) == (b"ftyp", True), name
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as database:
+        async with asyncio.timeout(GUARD_S):
+            held = "SELECT count(*) FROM videos WHERE holder IS NOT NULL"
+            while (await (await database.execute(held)).fetchone()) != (0,):
+                await asyncio.sleep(1.0)
+        rows = await (await database.execute("SELECT id, status FROM videos")).fetchall()
+    there = sorted(file.name for file in files.rglob("video_*") if "#" not in file.name)  # a copy that a kill cut short
+    assert there == sorted(name for name, status in rows if status == "completed")
+    logs = "".join(started.log(number) for number in range(len(started.urls))).splitlines()
+    ends = Counter(json.loads(line)["request_id"] for line in logs if '"event":"video"' in line.replace(" ", ""))
+    ends.update({name for line in logs if '"videos interrupted"' in line for name in json.loads(line)["videos"]})
+    assert set(ends.values()) == {1}, ends.most_common(3)
+
+
+async def _check_batches(started: Gateways, clients: Clients) -> None:
+    """Each gateway says the same of each batch."""
+    for name, owner in clients.batches.items():
+        told = list[Any]()
+        for url in started.urls:
+            async with Clients([url]) as gateway:
+                told.append(await gateway.ask(owner, "GET", f"/v1/batches/{name}"))
+        assert told[0] == told[1] == told[2]

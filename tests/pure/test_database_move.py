@@ -38,7 +38,11 @@ async def test_all_is_moved_and_goes_on(tmp_path: Path, postgres_url: str) -> No
     status, said = move(*flags, url=postgres_url)
     assert (status, said.splitlines()) == (
         0,
-        ["moved responses: 450 threads, 0 events, 450 items", "moved voices: 1 voices", "moved videos: 1 videos"],
+        [
+            "moved responses: 450 threads, 0 events, 450 items",
+            "moved voices: 1 voices",
+            "moved videos: 0 video_spaces, 1 videos",
+        ],
     )
     database = PostgresDatabase(postgres_url)
     async with (

@@ -83,7 +83,7 @@ async def test_databases_that_share_a_bucket_leave_each_other_alone(tmp_path: Pa
     await other.store.remove([second.id])  # as a crash before the row
     old = time.time() + 7200
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.answers.files.files.time.time", lambda: old)
+        patch.setattr("gateway.store.row_blobs.time.time", lambda: old)
         await one.sweep()
         await other.sweep()
     assert [name.rpartition("/")[2] for name in bucket.objects()] == [first.id]

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -13,14 +12,13 @@ import structlog
 from gateway.answers.files.store import FileStore, StoredFile, no_room_for
 from gateway.errors import ApiError
 from gateway.settings import GatewaySettings
-from gateway.store.blobs import Blobs
 from gateway.store.database import Database
-from gateway.store.errors import StoreError, required, store_errors
+from gateway.store.errors import required, store_errors
+from gateway.store.row_blobs import RowBlobs, blobs_of
 from gateway.store.sqlite import file_of
 from gateway.tasks import cancel
 
 SWEEP_S = 3600.0
-_SETTLED_S = 3600.0  # the row of a file is written at once after its bytes: those without one are then nobody's
 
 log = structlog.get_logger()
 
@@ -37,14 +35,11 @@ class Files:
 
     def __init__(self, place: Database | Path | None, settings: GatewaySettings) -> None:
         with store_errors(FileStore.fault):
-            if settings.blobs_url is None:
-                folder = required(settings.files_dir, "files_dir", "files")
-                self._blobs = Blobs(folder / "blobs", "files_dir")
-            else:
-                self._blobs = Blobs(settings.blobs_url, "blobs_url")
+            blobs = blobs_of(settings)
             if place is None:
                 place = required(settings.files_dir, "files_dir", "files")
         self.store = FileStore(place, settings.max_files_bytes, settings.max_files_per_key)
+        self._blobs = RowBlobs(blobs, self.store)
         self._arriving = 0  # bytes
         self._max_bytes = settings.max_files_bytes
 
@@ -69,8 +64,7 @@ class Files:
         file_id = f"file-{secrets.token_hex(16)}"
         left_bytes = await self.store.check_room(owner or "")
         async with aclosing(self._counted(pieces, left_bytes)) as counted:
-            with store_errors(FileStore.fault):
-                size = await self._blobs.put(self._name(file_id), counted)
+            size = await self._blobs.put(file_id, counted)
         try:
             file = replace(described(), id=file_id, owner=owner or "", bytes=size)
             await self.store.add(file)
@@ -81,9 +75,9 @@ class Files:
 
     async def _forget(self, file_id: str) -> None:
         try:
-            await self._blobs.delete(self._name(file_id))
-        except StoreError as error:  # a sweep does it later
-            log.error("the bytes of a file are left", file=file_id, error=str(error))
+            await self._blobs.delete(file_id)
+        except ApiError:  # which is logged; a sweep does it later
+            log.error("the bytes of a file are left", file=file_id)
 
     async def _counted(self, pieces: AsyncIterable[bytes], left_bytes: int) -> AsyncGenerator[bytes, None]:
         """Raises ApiError: 400, all that arrive now are more than there is room for."""
@@ -107,12 +101,11 @@ class Files:
 
     async def open(self, file: StoredFile, start: int = 0, end: int | None = None) -> AsyncGenerator[bytes, None]:
         """Its bytes from `start` to before `end`, or to its own. Raises ApiError: 404, they were removed."""
-        with store_errors(FileStore.fault):
-            pieces = await self._blobs.open(self._name(file.id), start, end)
+        pieces = await self._blobs.open(file.id, start, end)
         if pieces is None:
             log.error("the bytes of a file are gone", file=file.id)
             raise ApiError(404, f"{file.id}: its bytes were removed from this server's storage", None, "not_found")
-        return _in_own_terms(pieces)
+        return pieces
 
     async def delete(self, file: StoredFile) -> None:
         """The bytes go first: once a client is answered, they are gone."""
@@ -121,21 +114,15 @@ class Files:
     async def sweep(self) -> None:
         """Removes what has expired, and bytes without a row."""
         await self._sweep_expired()
-        with store_errors(FileStore.fault):
-            async for names in self._blobs.older(self.store.space, time.time() - _SETTLED_S):
-                ids = {name.rpartition("/")[2]: name for name in names}
-                for file_id in ids.keys() - await self.store.known(list(ids)):
-                    await self._blobs.delete(ids[file_id])
-                    log.warning("removed the bytes of no file", file=file_id)
+        await self._blobs.sweep(self.store.known)
 
     async def _sweep_expired(self, only: Sequence[str] | None = None) -> None:
         while expired := await self.store.expired(only):
             await self._remove(expired)
 
     async def _remove(self, ids: Sequence[str]) -> None:
-        with store_errors(FileStore.fault):
-            for file_id in ids:
-                await self._blobs.delete(self._name(file_id))
+        for file_id in ids:
+            await self._blobs.delete(file_id)
         await self.store.remove(ids)
 
     async def _sweep_often(self) -> None:
@@ -148,17 +135,7 @@ class Files:
                 log.exception("files cannot be swept")
             await asyncio.sleep(SWEEP_S)
 
-    def _name(self, file_id: str) -> str:
-        return f"{self.store.space}/{file_id}"
-
 
 def has_files(settings: GatewaySettings) -> bool:
     """Whether an earlier gateway may have left some. Blocking."""
     return settings.files_dir is not None and file_of(settings.files_dir, FileStore.name).exists()
-
-
-async def _in_own_terms(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """With errors as clients get them."""
-    with store_errors(FileStore.fault):
-        async for piece in pieces:
-            yield piece

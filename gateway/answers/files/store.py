@@ -1,6 +1,5 @@
 """What is known of uploaded files, in a database; their bytes are blobs."""
 
-import secrets
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from gateway.answers.files.tables import files, spaces, tables
 from gateway.errors import ApiError
 from gateway.store.database import Database
 from gateway.store.queries import owned_by, rows_behind
-from gateway.store.store import ClientStore
+from gateway.store.row_blobs import BlobStore
 
 
 @dataclass(frozen=True)
@@ -39,33 +38,21 @@ class StoredFile:
 _COLUMNS = [files.c[name] for name in StoredFile.__dataclass_fields__]
 
 
-class FileStore(ClientStore):
+class FileStore(BlobStore):
     """Owners see their own files only; owner None sees all. Nobody sees expired ones.
 
     Args:
         place: as of `Store`.
         most_bytes: of all files.
         most_of_owner: files.
-
-    Attributes:
-        space: what the names of its blobs begin with; from the first call on.
     """
 
     name, setting, fault = "files", "files_dir", "files cannot be stored or read"
-    tables = tables
+    tables, spaces = tables, spaces
 
     def __init__(self, place: Database | Path | None, most_bytes: int, most_of_owner: int) -> None:
         super().__init__(place)
         self._most_bytes, self._most_of_owner = most_bytes, most_of_owner
-        self.space = ""
-
-    def recover(self, connection: Connection) -> None:
-        self.database.lock(connection, self.name)  # another gateway may begin, too
-        found = connection.execute(select(spaces.c.name)).scalar()
-        if found is None:
-            found = secrets.token_hex(8)
-            connection.execute(insert(spaces).values(name=found))
-        self.space = found
 
     async def add(self, file: StoredFile) -> None:
         """Raises ApiError: 400, there is no room."""

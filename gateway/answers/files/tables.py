@@ -3,6 +3,7 @@
 from sqlalchemy import BigInteger, Column, Double, Index, MetaData, Table, Text
 
 from gateway.store.columns import SEQUENCE
+from gateway.store.row_blobs import spaces_table
 
 tables = MetaData()
 
@@ -22,5 +23,4 @@ files = Table(
     sqlite_autoincrement=True,
 )
 
-# One row: what the names of this database's blobs begin with. Other databases may have theirs in the same bucket.
-spaces = Table("file_spaces", tables, Column("name", Text, primary_key=True))
+spaces = spaces_table("file_spaces", tables)

@@ -1,11 +1,10 @@
 """`/v1/videos`: videos made in the background."""
 
-import asyncio
 import re
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Request
@@ -28,6 +27,7 @@ from gateway.errors import ApiError, invalid
 from gateway.http.connection import admitted, owner_of
 from gateway.http.forms import FILE, JSON, is_form, page, read_form, read_json
 from gateway.http.json_writer import Json, first_page
+from gateway.http.ranges import file_response
 from gateway.media.check import MediaFile
 
 router = APIRouter(tags=["videos"])
@@ -123,20 +123,34 @@ async def download_video(http: Request, video_id: str) -> Response:
     variant = http.query_params.get("variant", "video")
     if variant != "video":
         raise invalid("variant", "there is only the video itself")
-    _, path = await _finished(http, video_id)
-    return FileResponse(path, media_type="video/mp4", filename=f"{video_id}.mp4")
+    video, files = await _finished(http, video_id), _jobs(http).store.files
+    if path := await files.here(video_id):
+        return FileResponse(path, media_type="video/mp4", filename=f"{video_id}.mp4")
+    if (size := await files.size(video_id)) is None:
+        raise _gone()
+
+    async def open_range(start: int, end: int) -> AsyncGenerator[bytes, None]:
+        if (pieces := await files.open(video_id, start, end)) is None:
+            raise _gone()
+        return pieces
+
+    headers = {"content-disposition": f'attachment; filename="{video_id}.mp4"'}
+    gateway: Gateway = http.app.state.gateway
+    limit_s, ended = gateway.settings.request_timeout_s, video.completed_at or 0
+    return await file_response(http, size, open_range, video_id, ended, limit_s, "video/mp4", headers)
 
 
-async def _finished(http: Request, video_id: str) -> tuple[VideoJob, Path]:
-    """A finished video and its file. Raises ApiError: 404."""
+async def _finished(http: Request, video_id: str) -> VideoJob:
+    """A finished video. Raises ApiError: 404."""
     video = await _video(http, video_id)
     if video.status != "completed":
         message = f"the video is {video.status}: there is a file only when it is completed"
         raise ApiError(404, message, "video_id", "video_not_completed")
-    path = _jobs(http).store.files.file(video_id)
-    if not await asyncio.to_thread(path.is_file):
-        raise ApiError(404, "the video's file was removed from the server's directory", "video_id", "not_found")
-    return video, path
+    return video
+
+
+def _gone() -> ApiError:
+    return ApiError(404, "the video's file was removed from the server's storage", "video_id", "not_found")
 
 
 def _jobs(http: Request) -> VideoJobs:
@@ -198,9 +212,11 @@ async def _of_own(http: Request, video_id: str, field: str, inputs: VideoInputs)
     if inputs.video is not None:
         raise invalid(inputs.video.field, f"is there with {field}; send one of the two")
     try:
-        source, path = await _finished(http, video_id)
+        source = await _finished(http, video_id)
+        if (content := await _jobs(http).store.files.read(video_id)) is None:
+            raise _gone()
     except ApiError as error:
-        error.rename(field)
+        if error.status == 404:
+            error.rename(field)
         raise
-    content = await asyncio.to_thread(path.read_bytes)
     return replace(inputs, video=MediaFile(field, "video", content=content), source=source)

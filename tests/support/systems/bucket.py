@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.support.network.line import Line, line_to
+
 KEY, SECRET = "quartet", "a secret of this test"
-_OF_SERVER = ".nanio"  # what it notes down of objects
+OF_SERVER = ".nanio"  # what it notes down of objects
 
 
 class Bucket:
@@ -45,7 +47,7 @@ class Bucket:
     def objects(self) -> list[str]:
         """Names of what is complete."""
         names = (str(each.relative_to(self.folder)) for each in self.folder.rglob("*") if each.is_file())
-        return sorted(name for name in names if not name.startswith(_OF_SERVER))
+        return sorted(name for name in names if not name.startswith(OF_SERVER))
 
 
 @pytest_asyncio.fixture
@@ -61,3 +63,11 @@ async def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{bucket.port}")
     yield bucket
     await bucket.stop()
+
+
+@pytest_asyncio.fixture
+async def line(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Line]:
+    """By which the bucket is reached."""
+    async with line_to(bucket.port) as line:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{line.port}")
+        yield line

@@ -56,7 +56,8 @@ class Gateways:
 
     async def start(self, number: int) -> None:
         """Returns when it is ready."""
-        command = [sys.executable, "-m", "gateway", f"--port={self._ports[number]}", *self._flags]
+        own = [f"--port={self._ports[number]}", f"--jobs-dir={self.jobs_dir(number)}"]
+        command = [sys.executable, "-m", "gateway", *own, *self._flags]
         with (self._folder / f"gateway-{number}.log").open("ab") as log:
             process = self._processes[number] = subprocess.Popen(command, stdout=log, stderr=log)
         async with asyncio.timeout(START_GUARD_S), httpx.AsyncClient(verify=False) as http:
@@ -72,6 +73,10 @@ class Gateways:
         assert process is not None
         process.kill()
         await asyncio.to_thread(process.wait)
+
+    def jobs_dir(self, number: int) -> Path:
+        """Its own."""
+        return self._folder / f"jobs-{number}"
 
     def pid(self, number: int) -> int:
         process = self._processes[number]
