@@ -265,8 +265,8 @@ class GatewaySettings(TlsSettings):
     responses_dir: Path | None = Field(
         default=None,
         description="directory of responses and conversations that /v1/responses keeps; gateways of one machine may "
-        "share it; default, without a database: memory, or with several workers a directory below TMPDIR; both end with "
-        "the gateway",
+        "share it; default, without a database: memory, or with several workers a directory below TMPDIR, until the "
+        "gateway ends",
     )
     response_ttl_s: float = Field(
         default=86_400.0, gt=0, description="how long a response or conversation is kept that nobody answers to"

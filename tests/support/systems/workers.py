@@ -75,7 +75,7 @@ class Gateway:
         }
 
     async def all_listen(self) -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             while len(await self.numbers()) < WORKERS:
                 assert self.process.returncode is None
                 await asyncio.sleep(0.05)
