@@ -66,6 +66,9 @@ async def test_whatever_one_begins_another_can_end(gateway: Gateway):
             await _abort_a_generation(gateway.thinker, *pair)
             await _cancel_a_response(gateway.thinker, *pair)
         await _load_and_unload_at_once(clients)
+        for secret in ({}, {"x-quartet-worker": "0" * 32}):  # only workers tell workers
+            told = await clients[0].post("/workers/check_stage", json="thinker", headers=secret)
+            assert told.status_code == 404
 
 
 async def _load_an_adapter(first: httpx.AsyncClient, second: httpx.AsyncClient) -> None:
