@@ -4,6 +4,7 @@ import contextlib
 import logging
 import signal
 import sys
+from functools import partial
 
 import structlog
 import uvicorn
@@ -12,7 +13,6 @@ from starlette.types import ASGIApp
 from gateway.access.signing import SigningKeyError
 from gateway.answers.files.files import has_files
 from gateway.answers.files.store import FileStore
-from gateway.answers.tools.generators import VideoGenerator
 from gateway.answers.tools.registry import TOOLS
 from gateway.answers.video_store import video_store
 from gateway.app import create_app
@@ -43,27 +43,26 @@ def main() -> None:
     """Serves until SIGTERM or SIGINT."""
     settings, worker = GatewaySettings.load(), Worker.of_this_process()
     if worker is not None:
-        settings = settings.of_one(worker.count)
+        settings = worker.settings(settings)
     logs.configure(settings.log_level, "gateway" if worker is None else f"gateway-{worker.number}")
     try:
         pipeline = load_pipeline(settings.pipeline, settings.stage, settings.aligner)
         app = create_app(settings, pipeline, tls.load(settings), worker)
         tracing.configure("gateway")
         structlog.get_logger().info("starting", settings=settings.model_dump(mode="json"))
-        if worker is None:
-            _check_stores(settings, makes_videos=pipeline.outputs.video is not None)
         if unknown := [name for name in settings.hosted_tools if name not in TOOLS]:
             sys.exit(f"--hosted-tools: there is no tool {unknown[0]!r}; use {', '.join(TOOLS)}")
-        if VideoGenerator.name in settings.hosted_tools and settings.workers > 1:
-            sys.exit(f"--hosted-tools {VideoGenerator.name}: needs --workers 1, as one process has all jobs of videos")
         if settings.speech_detector is not None:
             OnnxSilero(settings.speech_detector)
         if settings.turn_model is not None:
             TurnModel(settings.turn_model).close()
+        check_stores = partial(_check_stores, makes_videos=pipeline.outputs.video is not None)
+        if worker is None and settings.workers > 1:
+            sys.exit(supervise(settings, check_stores))
+        if worker is None:
+            check_stores(settings)
     except (YamlError, SigningKeyError, StoreError, ModelFileError) as error:
         sys.exit(str(error))
-    if settings.workers > 1 and worker is None:
-        sys.exit(supervise(settings))
     # of WebSockets, of which the middleware logs a line as of other requests
     logging.getLogger("uvicorn.error").addFilter(lambda record: "WebSocket" not in str(record.msg))
     # uvicorn drains on SIGTERM, then raises it again: a drained stop is a success

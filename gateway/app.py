@@ -54,6 +54,7 @@ from gateway.dialects.responses import endpoint as responses
 from gateway.dialects.responses import socket as response_socket
 from gateway.dialects.responses.responses import Responses
 from gateway.dialects.vllm import adapters, generate, server, tokens
+from gateway.dialects.vllm.aborts import Aborts
 from gateway.errors import ApiError
 from gateway.http.bodies import Bodies
 from gateway.http.csrf import OwnPagesOnly
@@ -61,7 +62,8 @@ from gateway.http.hosts import KnownHosts
 from gateway.http.json_writer import Json, error_response
 from gateway.http.middleware import BodyLimit, HeadAsGet, RequestContext, RequireKey
 from gateway.http.uploads import FORM_BYTES
-from gateway.http.workers.forwarding import WorkerRouter
+from gateway.http.workers.router import WorkerRouter
+from gateway.http.workers.siblings import Siblings
 from gateway.http.workers.worker import Worker
 from gateway.page import api as api_page
 from gateway.page import files as page
@@ -164,6 +166,7 @@ def create_app(
     spans = Spans()
     shared = SharedState() if worker is None else SharedState(worker.shared_file, worker.number)
     counts = shared if worker is None else SharedState(worker.counts_file, worker.number)
+    siblings = Siblings(worker)
     keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, counts)
     database = database_of(settings.database_url)
 
@@ -176,16 +179,18 @@ def create_app(
                 stack.push_async_callback(database.shutdown)
                 if keys is not None and (worker is None or worker.is_first):
                     await stack.enter_async_context(Usage(database, counts, keys))
-            gateway = Gateway(settings, pipeline, Channels(credentials), spans, shared=shared, database=database)
+            stack.push_async_callback(siblings.close)
+            state = {"shared": shared, "siblings": siblings, "database": database}
+            gateway = Gateway(settings, pipeline, Channels(credentials), spans, **state)
             videos: VideoStore | None = None
-            if pipeline.outputs.video is not None and (worker is None or worker.is_first):
+            if pipeline.outputs.video is not None:
                 videos = video_store(settings, database)
                 stack.push_async_callback(videos.close)
                 await videos.open()  # before the stages are looked at: who waits for them asks at once
             app.state.gateway = await stack.enter_async_context(gateway)
             app.state.responses = await stack.enter_async_context(Responses(app.state.gateway))
             if videos is not None:
-                gateway.videos = await stack.enter_async_context(VideoJobs(videos, settings))
+                gateway.videos = await stack.enter_async_context(VideoJobs(videos, settings, counts))
             app.state.batches = None
             if (place := gateway.place(settings.files_dir)) is not None:
                 kept = BatchStore(place, gateway.name, settings.file_ttl_s)
@@ -202,7 +207,7 @@ def create_app(
         lambda: generate_latest() + router_gauges.exposition(app.state.gateway), METRICS_KEPT_S
     )
     app.state.live_sessions = LiveSessions()
-    app.state.generations = generate.Aborts()
+    app.state.aborts = Aborts(counts, siblings)
     app.state.client_secrets = ClientSecrets(shared, signing.load(settings.signing_key_file, shared))
     app.state.bodies = Bodies(settings.max_body_bytes)
     uploads = {f"POST {files.PATH}": settings.max_file_bytes + FORM_BYTES}
@@ -226,8 +231,7 @@ def create_app(
             expose_headers=_EXPOSED,
         )
     if worker is not None:
-        shares_responses = database is not None or settings.responses_dir is not None
-        app.add_middleware(WorkerRouter, worker=worker, shares_responses=shares_responses)
+        app.add_middleware(WorkerRouter, siblings=siblings)
     app.add_middleware(HeadAsGet)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_exception)

@@ -265,7 +265,8 @@ class GatewaySettings(TlsSettings):
     responses_dir: Path | None = Field(
         default=None,
         description="directory of responses and conversations that /v1/responses keeps; gateways of one machine may "
-        "share it; default, without a database: memory, which ends with the gateway",
+        "share it; default, without a database: memory, or with several workers a directory below TMPDIR, until the "
+        "gateway ends",
     )
     response_ttl_s: float = Field(
         default=86_400.0, gt=0, description="how long a response or conversation is kept that nobody answers to"
@@ -311,10 +312,13 @@ class GatewaySettings(TlsSettings):
     media_max_audio_s: float = Field(default=2400.0, gt=0, description="longest sound")
     media_max_video_s: float = Field(default=1800.0, gt=0, description="longest video")
 
-    def of_one(self, workers: int) -> Self:
-        """One worker's share of the limits."""
+    def of_one(self, workers: int, directory: Path) -> Self:
+        """One worker's: its share of the limits, and `directory` for what a gateway of one process has in memory."""
         parts = ("max_running_requests", "max_realtime_sessions", "media_cache_bytes")
-        return self.model_copy(update={name: -(-getattr(self, name) // workers) for name in parts})
+        changes: dict[str, object] = {name: -(-getattr(self, name) // workers) for name in parts}
+        if self.database_url is None and self.responses_dir is None:
+            changes["responses_dir"] = directory / "responses"
+        return self.model_copy(update=changes)
 
     @model_validator(mode="after")
     def _has_keys_where_others_reach_it(self) -> Self:

@@ -29,13 +29,16 @@ CREATE TABLE IF NOT EXISTS elsewhere (
     key_name TEXT PRIMARY KEY, running INTEGER, sessions INTEGER, admitted TEXT, until_s REAL
 );
 CREATE TABLE IF NOT EXISTS gateway (name TEXT);
+CREATE TABLE IF NOT EXISTS videos (place INTEGER PRIMARY KEY, video TEXT UNIQUE, worker INTEGER);
+CREATE TABLE IF NOT EXISTS generations (digest BLOB PRIMARY KEY, worker INTEGER);
 """
+_UNDER_WAY = ("running", "videos", "generations")  # what ends with its worker
 
 log = structlog.get_logger()
 
 
 class SharedState:
-    """The shared database; without a `file`, in memory. Forgets the running requests of the `worker` before.
+    """The shared database; without a `file`, in memory. Forgets what the `worker` before had under way.
 
     Its file has room from the beginning, so that counts change on a full disk, too.
 
@@ -59,7 +62,8 @@ class SharedState:
         with self.change() as database:
             for statement in filter(str.strip, _SCHEMA.split(";")):
                 database.execute(statement)
-            database.execute("DELETE FROM running WHERE worker = ?", (worker,))
+            for table in _UNDER_WAY:
+                database.execute(f"DELETE FROM {table} WHERE worker = ?", (worker,))
             named = "INSERT INTO gateway SELECT ? WHERE NOT EXISTS (SELECT * FROM gateway)"
             database.execute(named, (uuid.uuid4().hex,))
         if file is not None:

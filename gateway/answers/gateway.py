@@ -16,11 +16,13 @@ from gateway.answers.transcript_store import TranscriptStore
 from gateway.answers.transcripts import Transcripts
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.voice_store import VoiceStore
+from gateway.http.workers.siblings import Siblings
 from gateway.listening.detector import Detectors
 from gateway.listening.turn_model import TurnModel
 from gateway.media.fetch import Fetcher
 from gateway.pipeline.config import PipelineConfig
 from gateway.pipeline.pipeline import Pipeline
+from gateway.pipeline.stage import Stage
 from gateway.profiling.fan_out import Profiler
 from gateway.settings import GatewaySettings
 from gateway.store.database import Database
@@ -28,6 +30,8 @@ from gateway.store.errors import store_errors
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
 from services.common.telemetry.spans import Spans
+
+_CHECK = "check_stage"
 
 
 class Gateway:
@@ -37,6 +41,7 @@ class Gateway:
         spans: of its requests.
         fetcher: gets the media of requests.
         shared: state of all the gateway's processes; None: this is the only one.
+        siblings: the others of them.
         database: keeps what many gateways share; None: each kind of thing has a SQLite file in its directory.
 
     Attributes:
@@ -54,6 +59,7 @@ class Gateway:
         spans: Spans | None = None,
         fetcher: Fetcher | None = None,
         shared: SharedState | None = None,
+        siblings: Siblings | None = None,
         database: Database | None = None,
     ) -> None:
         self.settings, self.database = settings, database
@@ -64,12 +70,13 @@ class Gateway:
         self.transcripts = Transcripts(shared=shared, store=database and TranscriptStore(database))
         self.admission = Admission(settings.max_running_requests, max_queued=0, stage="gateway")
         self.spans = Spans() if spans is None else spans
-        self.profiling = Profiler(self.pipeline, self.spans, settings.request_timeout_s)
+        self.siblings = siblings or Siblings()
+        self.siblings.on(_CHECK, self._check)
+        self.profiling = Profiler(self.pipeline, self.spans, settings.request_timeout_s, self.siblings)
         self.realtime_sessions = 0
         self.held_by_sessions = HeldBySessions(2 * settings.max_realtime_bytes)
         self.embedding_room = Room(ROOM_VALUES)
-        self.videos: VideoJobs | None = None  # where a stage makes videos, and this process has the jobs
-        self.administration = asyncio.Lock()
+        self.videos: VideoJobs | None = None  # where a stage makes videos
         self.turn_model: TurnModel | None = None
         self._opened = AsyncExitStack()
 
@@ -90,6 +97,13 @@ class Gateway:
 
     async def __aexit__(self, *_) -> None:
         await self._opened.aclose()
+
+    async def check(self, stage: Stage) -> None:
+        """Has all workers know what the replicas of `stage` are now, such as their adapters."""
+        await asyncio.gather(self._check(stage.name), self.siblings.tell(_CHECK, stage.name))
+
+    async def _check(self, stage: str) -> None:
+        await self.pipeline.by_name[stage].check(self.settings.health_timeout_s)
 
     def place(self, directory: Path | None) -> Database | Path | None:
         """Where a store is: in the database if there is one, else in its `directory`."""

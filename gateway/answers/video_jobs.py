@@ -13,8 +13,10 @@ import numpy as np
 import structlog
 
 from gateway import metrics
+from gateway.access.shared import SharedState
 from gateway.answers.video_leases import VideoLeases
 from gateway.answers.video_pieces import frames_of, samples_of
+from gateway.answers.video_places import VideoPlaces
 from gateway.answers.video_store import LeaseLost, VideoJob, VideoStore
 from gateway.answers.video_task import VideoTask
 from gateway.errors import ApiError, from_error
@@ -40,13 +42,17 @@ log = structlog.get_logger()
 
 
 class VideoJobs:
-    """The jobs of an open store. Use as `async with VideoJobs(...)`."""
+    """The jobs of an open store. Use as `async with VideoJobs(...)`.
 
-    def __init__(self, store: VideoStore, settings: GatewaySettings) -> None:
+    Args:
+        shared: where all workers count those that are made; None: this is the only one.
+    """
+
+    def __init__(self, store: VideoStore, settings: GatewaySettings, shared: SharedState | None = None) -> None:
         self.store, self._settings = store, settings
         self._jobs: dict[str, VideoTask] = {}
         self._leases = VideoLeases(store, self._jobs)
-        self._places = asyncio.Semaphore(settings.max_running_videos)  # first come, first served
+        self._places = VideoPlaces(shared or SharedState(), settings.max_running_videos, settings.max_queued_videos)
         self._encoders = ThreadPoolExecutor(settings.max_running_videos, "video-file", lower_priority)
         self._closing = False
 
@@ -94,17 +100,16 @@ class VideoJobs:
         Raises:
             QueueFull: too many wait.
             Unavailable: the gateway is stopping.
+            ApiError: 503, the job cannot be counted now; 500 or 503, it cannot be stored.
         """
         if self._closing:
             raise Unavailable("the gateway is stopping; send the request to another one")
-        running, queued = self._settings.max_running_videos, self._settings.max_queued_videos
-        if len(self._jobs) >= running + queued:
-            raise QueueFull(f"{running} videos are being made and {queued} wait; retry later", 10.0)
+        self._places.take(video.id)
         job = self._jobs[video.id] = VideoTask(video, stage, start)
         job.task = asyncio.create_task(self._run(job))
         self.store.live[video.id] = video
         job.task.add_done_callback(lambda _: (self._jobs.pop(video.id, None), self.store.live.pop(video.id, None)))
-        job.task.add_done_callback(lambda _: on_end())
+        job.task.add_done_callback(lambda _: (self._places.give_back(video.id), on_end()))
         try:
             for path, file in zip(self.store.files.inputs(video.id), media, strict=False):
                 # on disk: files of waiting jobs must not take the container's memory
@@ -146,8 +151,8 @@ class VideoJobs:
     async def _run(self, job: VideoTask) -> None:
         await job.stored.wait()
         try:
-            async with self._places:
-                await self._bring_to_end(job)
+            await self._places.reach_front(job.video.id)
+            await self._bring_to_end(job)
         except LeaseLost:
             job.is_lost = True
         finally:

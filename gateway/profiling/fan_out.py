@@ -5,11 +5,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import grpc
 
+from gateway.http.workers.siblings import Siblings
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.replica import Replica
 from gateway.profiling.clocks import Clock, clock_of
@@ -20,6 +22,7 @@ from services.common.telemetry.spans import Spans, Watch, monotonic_to_unix_ns
 
 CLOCK_TIMEOUT_S = 5.0
 GATEWAY = "gateway"
+_BEGINS, _ENDS = "profile_begins", "profile_ends"  # what workers tell each other
 
 
 @dataclass
@@ -34,13 +37,20 @@ class ReplicaProfile:
 
 
 class Profiler:
-    """Profiles the stages of a pipeline. They keep the profiles: any gateway can stop them."""
+    """Profiles the stages of a pipeline. They keep the profiles: any gateway can stop them, and any of its workers.
 
-    def __init__(self, pipeline: Pipeline, spans: Spans, timeout_s: float) -> None:
-        self._pipeline, self._spans, self._timeout_s = pipeline, spans, timeout_s
+    Args:
+        spans: of this process.
+        siblings: the gateway's other workers, which have spans, too.
+    """
+
+    def __init__(self, pipeline: Pipeline, spans: Spans, timeout_s: float, siblings: Siblings) -> None:
+        self._pipeline, self._spans, self._timeout_s, self._siblings = pipeline, spans, timeout_s, siblings
         self._watch: Watch | None = None
         self._started: dict[Replica, None] = {}
         self._turn = asyncio.Lock()
+        siblings.on(_BEGINS, self._hear_begin)
+        siblings.on(_ENDS, self._hear_end)
 
     def replicas(self, stages: Sequence[str] | None = None) -> list[Replica]:
         """Of the named stages, or of all. Raises InvalidInput: no such stage."""
@@ -75,13 +85,27 @@ class Profiler:
             if refusals or not started:
                 await asyncio.gather(*map(self._discard, started))
                 raise (refusals or failures)[0]
-            if self._watch is not None:
-                self._spans.unwatch(self._watch)
-            self._watch = watch = self._spans.watch()
-            self._started = dict.fromkeys(started)
             longest_s = max(answer for answer in answers.values() if not isinstance(answer, StageError))
-            asyncio.get_running_loop().call_later(longest_s + KEEP_S, self._spans.unwatch, watch)
+            self._begin(started, longest_s)
+            told = {"replicas": [[replica.stage, replica.address] for replica in started], "seconds": longest_s}
+            await self._siblings.tell(_BEGINS, told)
             return answers
+
+    def _begin(self, started: Sequence[Replica], longest_s: float) -> None:
+        """Collects this process's spans while replicas record."""
+        if self._watch is not None:
+            self._spans.unwatch(self._watch)
+        self._watch = watch = self._spans.watch()
+        self._started = dict.fromkeys(started)
+        asyncio.get_running_loop().call_later(longest_s + KEEP_S, self._spans.unwatch, watch)
+
+    async def _hear_begin(self, told: Any) -> None:
+        known = {(replica.stage, replica.address): replica for replica in self.replicas()}
+        started = [known[stage, address] for stage, address in told["replicas"] if (stage, address) in known]
+        self._begin(started, told["seconds"])
+
+    async def _hear_end(self, told: Any) -> list[dict[str, Any]]:
+        return self._end(*told)
 
     async def _discard(self, replica: Replica) -> None:
         try:
@@ -91,7 +115,7 @@ class Profiler:
             replica.failure(error)
 
     async def stop(self, directory: Path) -> tuple[list[ReplicaProfile], list[dict[str, Any]]]:
-        """Stops all profiles: (those of replicas with files in `directory`, the gateway's spans).
+        """Stops all profiles: (those of replicas with files in `directory`, the gateway's spans, by their start).
 
         Raises:
             NotFound: no replica has a profile.
@@ -104,19 +128,20 @@ class Profiler:
             found = [each for each in fetched if not isinstance(each.failure, NotFound)]
             if not found:
                 raise NotFound("no stage has a profile; POST /start_profile starts one")
-            watch, self._watch = self._watch, None
-            self._started = {}
-            if watch is not None:
-                self._spans.unwatch(watch)
             stopped = [each for each in found if each.failure is None]
+            start_unix_ns = min((each.profile.start_unix_ns - each.clock.offset_ns for each in stopped), default=0)
+            end_unix_ns = max((each.profile.end_unix_ns - each.clock.offset_ns for each in stopped), default=0)
+            others = await self._siblings.tell(_ENDS, [start_unix_ns, end_unix_ns])
+            own = [*self._end(start_unix_ns, end_unix_ns), *chain.from_iterable(others)]
             if not stopped and (failure := found[0].failure):
                 raise failure
-            return found, self._own(watch, stopped)
+            return found, sorted(own, key=lambda span: span["start_us"])
 
-    def _own(self, watch: Watch | None, fetched: Sequence[ReplicaProfile]) -> list[dict[str, Any]]:
-        """This gateway's spans while the profiles were recorded."""
-        start_unix_ns = min(each.profile.start_unix_ns - each.clock.offset_ns for each in fetched)
-        end_unix_ns = max(each.profile.end_unix_ns - each.clock.offset_ns for each in fetched)
+    def _end(self, start_unix_ns: int, end_unix_ns: int) -> list[dict[str, Any]]:
+        """This process's spans between two times, while the profiles were recorded."""
+        watch, self._watch, self._started = self._watch, None, {}
+        if watch is not None:
+            self._spans.unwatch(watch)
         to_unix_ns = monotonic_to_unix_ns()
         ended = watch.spans if watch is not None else self._spans.ended()
         spans = [span.to_message(to_unix_ns) for span in (*ended, *self._spans.served())]

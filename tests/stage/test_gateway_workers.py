@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,36 +16,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from gateway.access.api_keys import digest
-from gateway.http.workers.forwarding import METRICS_KEPT_S
+from gateway.http.workers.router import METRICS_KEPT_S
 from tests.support.scripted.script import Script
 from tests.support.scripted.stages import ScriptedStages, scripted_stages
+from tests.support.systems import workers
 from tests.support.systems.gateway import SPEECH
-from tests.support.systems.stack import free_port
+from tests.support.systems.workers import ALICE, BOB, TRIES, WORKERS
 
-WORKERS = 2
-TRIES = 24  # connections: that one process gets them all is a chance of 1 to 2 ** 23
-ALICE, BOB = "sk-quartet-alice", "sk-quartet-bob"
 BODY = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]}
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "wav"}}
 
 
 @dataclass
-class Gateway:
-    """One that runs."""
+class Gateway(workers.Gateway):
+    """One that runs before scripted stages."""
 
-    url: str
     stages: ScriptedStages
-    process: asyncio.subprocess.Process
-
-    async def ask(self, method: str, path: str, key: str = BOB, **options) -> httpx.Response:
-        """By a connection of its own, so that any process may answer."""
-        async with httpx.AsyncClient(base_url=self.url, timeout=60, verify=False) as client:
-            return await client.request(method, path, headers={"authorization": f"Bearer {key}"}, **options)
-
-    async def everywhere(self, method: str, path: str, key: str = BOB, **options) -> list[httpx.Response]:
-        """The answers of many connections."""
-        return [await self.ask(method, path, key, **options) for _ in range(TRIES)]
 
     @asynccontextmanager
     async def held(self, path: str, body: dict, key: str = BOB) -> AsyncIterator[tuple[httpx.Response, Script]]:
@@ -62,34 +47,11 @@ class Gateway:
                 thinker.hold = False
                 yield answer, thinker
 
-    def processes(self) -> list[psutil.Process]:
-        """The workers."""
-        return psutil.Process(self.process.pid).children()
-
 
 @pytest.fixture
 async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    keys = tmp_path / "keys.yaml"
-    limits = {ALICE: "max_concurrent_requests: 1", BOB: "admin: true"}
-    entries = [f'  - name: {key[11:]}\n    sha256: "{digest(key)}"\n    {limit}\n' for key, limit in limits.items()]
-    keys.write_text("keys:\n" + "".join(entries))
-    async with scripted_stages() as stages:
-        port = free_port()
-        addresses = [f"--stage={stage}={address}" for stage, address in stages.addresses.items()]
-        flags = [f"--port={port}", f"--workers={WORKERS}", f"--api-keys-file={keys}", "--health-timeout-s=60"]
-        command = [sys.executable, "-m", "gateway", f"--pipeline={SPEECH}", *flags, *addresses]
-        process = await asyncio.create_subprocess_exec(*command)
-        running = Gateway(f"http://127.0.0.1:{port}", stages, process)
-        try:
-            async with asyncio.timeout(120):
-                while len(await _numbers(running)) < WORKERS:
-                    assert process.returncode is None
-                    await asyncio.sleep(0.05)
-            yield running
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
+    async with scripted_stages() as stages, workers.workers_before(SPEECH, stages.addresses, tmp_path) as running:
+        yield Gateway(running.url, running.process, stages)
 
 
 async def test_several_processes_are_one_gateway(gateway: Gateway):
@@ -152,29 +114,6 @@ async def test_several_processes_are_one_gateway(gateway: Gateway):
     for trace in await gateway.everywhere("GET", f"/v1/quartet/trace/{first['id']}"):
         assert "gateway" in [span["stage"] for span in trace.json()["spans"]]
 
-    # a client that leaves ends what another process does for it
-    for _ in range(TRIES // 4):
-        async with gateway.held("/v1/responses", {"model": "scripted", "input": "Hello"}) as (_, thinker):
-            ended = len(thinker.ended)
-        async with asyncio.timeout(60):
-            while len(thinker.ended) == ended:
-                await asyncio.sleep(0.005)
-        assert thinker.ended[-1] == "cancelled"
-
-    for _ in range(TRIES // 4):
-        thinker = gateway.stages.scripts["thinker"]
-        thinker.hold = True
-        thinker.holding.clear()
-        ended = len(thinker.ended)
-        async with connect(turns, additional_headers=bearer) as socket:
-            await socket.send(json.dumps({"type": "response.create", "model": "scripted", "input": "Hello"}))
-            await thinker.holding.wait()
-            thinker.hold = False
-        async with asyncio.timeout(60):
-            while len(thinker.ended) == ended:
-                await asyncio.sleep(0.005)
-        assert thinker.ended[-1] == "cancelled"
-
     # a supervisor that is killed leaves no process, and the next one to start removes its files
     workers = gateway.processes()
     assert len(workers) == WORKERS
@@ -185,8 +124,8 @@ async def test_several_processes_are_one_gateway(gateway: Gateway):
 
 async def test_a_process_that_is_killed_is_started_anew_and_the_others_go_on(gateway: Gateway):
     async with gateway.held("/v1/chat/completions", BODY) as (answer, thinker):
-        serving = [each for each in gateway.processes() if _is_connected(each, gateway, answer)]
-        victim = next(each for each in gateway.processes() if each not in serving)
+        serving = gateway.process_of(answer)
+        victim = next(each for each in gateway.processes() if each != serving)
         victim.kill()
         await asyncio.to_thread(victim.wait, 60)
         health = gateway.stages.infos["thinker"]
@@ -196,10 +135,9 @@ async def test_a_process_that_is_killed_is_started_anew_and_the_others_go_on(gat
                 await asyncio.sleep(0.05)
         answers = await gateway.everywhere("POST", "/v1/chat/completions", json=BODY)
         assert {each.status_code for each in answers} == {200}  # it takes no connection before it knows its stages
+        assert {each.status_code for each in await gateway.everywhere("GET", "/ready")} == {200}
         health.answers_checks.set()
-        async with asyncio.timeout(120):
-            while len(await _numbers(gateway)) < WORKERS:
-                await asyncio.sleep(0.05)
+        await gateway.all_listen()
         thinker.release.set()
         assert (await answer.aread()).endswith(b"[DONE]\n\n")
 
@@ -209,19 +147,3 @@ async def test_a_process_that_is_killed_is_started_anew_and_the_others_go_on(gat
         thinker.release.set()
         assert (await answer.aread()).endswith(b"[DONE]\n\n")
     assert await gateway.process.wait() == 0
-
-
-def _is_connected(process: psutil.Process, gateway: Gateway, answer: httpx.Response) -> bool:
-    """Whether `answer` comes from `process`."""
-    client = answer.extensions["network_stream"].get_extra_info("client_addr")
-    return any(each.raddr and each.raddr.port == client[1] for each in process.net_connections("tcp"))
-
-
-async def _numbers(gateway: Gateway) -> set[str]:
-    """The processes that say something."""
-    try:
-        page = (await gateway.ask("GET", "/metrics")).text
-    except httpx.TransportError:
-        return set()
-    families = text_string_to_metric_families(page)
-    return {sample.labels["worker"] for family in families for sample in family.samples if "worker" in sample.labels}

@@ -46,14 +46,14 @@ async def load_lora_adapter(http: Request) -> PlainTextResponse:
     if request.lora_name in gateway.catalog.models and gateway.catalog.parent_of(request.lora_name) is None:
         raise invalid("lora_name", f"{request.lora_name!r} is the name of a model here")
     message = thinker_pb2.LoadLoraRequest(name=request.lora_name, path=request.lora_path)
-    async with gateway.administration:
+    async with gateway.siblings.turn():
         replicas = [replica for replica in stage.replicas.values() if replica.serving]
         answers = await _of_all(gateway, replicas, "LoadLora", message)
         failures = [answer for answer in answers if isinstance(answer, Exception)]
         if failures:
             added = [r for r, answer in zip(replicas, answers, strict=True) if getattr(answer, "is_new", False)]
             await _of_all(gateway, added, "UnloadLora", thinker_pb2.UnloadLoraRequest(name=request.lora_name))
-        await stage.check(gateway.settings.health_timeout_s)
+        await gateway.check(stage)
     _raise_first(failures)
     return PlainTextResponse(f"Success: LoRA adapter '{request.lora_name}' added successfully.")
 
@@ -64,10 +64,10 @@ async def unload_lora_adapter(http: Request) -> PlainTextResponse:
     gateway = require_admin(http, "adapters are")
     request = await read_json(http, UnloadRequest)
     stage, message = _writer(gateway), thinker_pb2.UnloadLoraRequest(name=request.lora_name)
-    async with gateway.administration:
+    async with gateway.siblings.turn():
         replicas = [replica for replica in stage.replicas.values() if replica.serving]
         answers = await _of_all(gateway, replicas, "UnloadLora", message)
-        await stage.check(gateway.settings.health_timeout_s)
+        await gateway.check(stage)
     if all(isinstance(answer, NotFound) for answer in answers):
         reason = f"lora_name: there is no adapter {request.lora_name!r}"
         raise ApiError(404, reason, "lora_name", "model_not_found")

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from io import BytesIO
 from typing import Annotated, Any, TypeVar
 
@@ -19,6 +19,7 @@ from gateway.answers.gateway import Gateway
 from gateway.answers.prompt_messages import attach, media_file
 from gateway.answers.rendering import placeholders
 from gateway.answers.request import StreamOptions
+from gateway.dialects.vllm.aborts import Aborts
 from gateway.dialects.vllm.request import GenerateRequest
 from gateway.errors import invalid
 from gateway.http.connection import DONE, admitted, counted, drain, owner_of, respond, sse
@@ -35,22 +36,6 @@ Result = TypeVar("Result")
 
 class AbortRequest(Strict):
     request_ids: Listed[str] = Field(min_length=1, max_length=1000)
-
-
-# Running requests that can be cancelled, by owner and id; a cancellation ends the future.
-Aborts = dict[tuple[str | None, str], "asyncio.Future[None]"]
-
-
-@contextmanager
-def _abortable(aborts: Aborts, owner: str | None, request_id: str) -> Iterator["asyncio.Future[None]"]:
-    """Raises ApiError: 400, the id is in use."""
-    if (owner, request_id) in aborts:
-        raise invalid("request_id", f"a request {request_id[:80]!r} is running; take another id")
-    aborts[owner, request_id] = aborted = asyncio.get_running_loop().create_future()
-    try:
-        yield aborted
-    finally:
-        del aborts[owner, request_id]
 
 
 _OPENAPI = page(GenerateRequest, "as vLLM's, or with stream: true its chunks")
@@ -71,10 +56,7 @@ async def generate(http: Request, gateway: Annotated[Gateway, Depends(admitted)]
 async def abort_requests(http: Request) -> dict[str, Any]:
     """Cancels running requests of the same API key."""
     request = await read_json(http, AbortRequest)
-    for request_id in request.request_ids:
-        aborted = http.app.state.generations.get((owner_of(http), request_id))
-        if aborted is not None and not aborted.done():
-            aborted.set_result(None)
+    await http.app.state.aborts.abort(owner_of(http), request.request_ids)
     return {}
 
 
@@ -108,7 +90,7 @@ class Generation:
             sampling.priority = request.priority
         self._request, self._sampling = request, sampling
         self._id, self._owner = request.request_id or http.state.request_id, owner_of(http)
-        self._aborts: Aborts = http.app.state.generations
+        self._aborts: Aborts = http.app.state.aborts
         model, count = gateway.catalog.meant(request.model), sampling.n or 1
         self._run = CompletionRun(
             gateway, sampling, http.state, [prompt], model, count, "token_ids", media=media, speech=speech
@@ -120,7 +102,7 @@ class Generation:
     async def _steps(self) -> AsyncGenerator[Step, None]:
         """Yields samples until the request ends or is cancelled."""
         logprobs = self._sampling.logprobs, self._sampling.prompt_logprobs
-        with _abortable(self._aborts, self._owner, self._id) as aborted:
+        with self._aborts.running(self._owner, self._id) as aborted:
             is_read = False
             async with aclosing(self._run.events(*logprobs)) as events:
                 while (step := await _unless(aborted, anext(events, None))) is not None:

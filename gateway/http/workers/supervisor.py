@@ -3,13 +3,14 @@
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
@@ -26,10 +27,16 @@ _MEMORY = Path("/dev/shm")
 log = structlog.get_logger()
 
 
-def supervise(settings: GatewaySettings) -> int:
+def supervise(settings: GatewaySettings, prepare: Callable[[GatewaySettings], None]) -> int:
     """Runs the workers until SIGTERM or SIGINT, and returns the exit status.
 
-    A worker that ends before it listens ends all: each would."""
+    A worker that ends before it listens ends all: each would.
+
+    Args:
+        prepare: makes what they share, by their settings, before they begin.
+
+    Raises: what `prepare` raises.
+    """
     stopping = False
 
     def stop(*_: object) -> None:
@@ -43,9 +50,10 @@ def supervise(settings: GatewaySettings) -> int:
     except OSError as error:
         sys.exit(f"--host {settings.host} --port {settings.port}: {error.strerror}")
     with port, _directory(Path(tempfile.gettempdir())) as directory, _directory(_memory()) as counts:
-        at = port.getsockname()[1]
-        workers = [Worker(number, settings.workers, at, directory, counts) for number in range(settings.workers)]
-        log.info("gateway starts its workers", workers=settings.workers, port=at)
+        shared = settings.workers, port.getsockname()[1], directory, counts, secrets.token_hex(16)
+        workers = [Worker(number, *shared) for number in range(settings.workers)]
+        prepare(workers[0].settings(settings))
+        log.info("gateway starts its workers", workers=settings.workers, port=workers[0].port)
         with _processes(workers) as processes:
             while not stopping:
                 time.sleep(_POLL_S)

@@ -6,6 +6,8 @@ import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from gateway.settings import GatewaySettings
+
 # Environment variable by which the supervisor gives a process its `Worker`.
 VARIABLE = "QUARTET_WORKER"
 
@@ -17,8 +19,9 @@ class Worker:
     Attributes:
         number: from 0.
         count, port: of all workers.
-        directory: private; has their sockets and what clients said.
+        directory: private; has their sockets, what clients said, and responses that are kept nowhere else.
         counts_directory: private; has what is counted.
+        secret: by which workers know each other.
     """
 
     number: int
@@ -26,6 +29,7 @@ class Worker:
     port: int
     directory: str
     counts_directory: str
+    secret: str
 
     @classmethod
     def of_this_process(cls) -> "Worker | None":
@@ -34,8 +38,11 @@ class Worker:
 
     @property
     def is_first(self) -> bool:
-        """Whether it keeps what only one can."""
+        """Whether it tells other gateways what the keys of all workers use."""
         return self.number == 0
+
+    def settings(self, of_all: GatewaySettings) -> GatewaySettings:
+        return of_all.of_one(self.count, Path(self.directory))
 
     @property
     def environment(self) -> dict[str, str]:
@@ -48,6 +55,10 @@ class Worker:
     @property
     def counts_file(self) -> Path:
         return Path(self.counts_directory) / "counts.sqlite"
+
+    @property
+    def lock_file(self) -> Path:
+        return Path(self.counts_directory) / "turn.lock"
 
     def socket_of(self, number: int) -> Path:
         """By which other workers reach worker `number`."""

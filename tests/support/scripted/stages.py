@@ -73,10 +73,14 @@ class ScriptedStages:
         reported = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]  for the supervisor
         await reported.set(KINDS[_KINDS.get(stage, stage)].service, health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(reported, server)
+        self.add_more(stage, server)
         address = self.addresses.get(stage, f"{HOST}:0")
         port = server.add_insecure_port(address)
         self.addresses[stage] = f"{address.rpartition(':')[0]}:{port}"
         await server.start()
+
+    def add_more(self, stage: str, server: grpc.aio.Server) -> None:
+        """Adds services that few tests need."""
 
     def set_serving(self, stage: str, serving: bool) -> None:
         """Has a stage report from now on that it serves, or does not."""
