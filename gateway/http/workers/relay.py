@@ -1,4 +1,4 @@
-"""Relays a WebSocket to a sibling process."""
+"""Relays a WebSocket to another process."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,20 +41,29 @@ async def relay(
     )
     try:
         async with opening as sibling:
-            assert sibling.response is not None, "an open connection was answered"
-            own_id = sibling.response.headers.get("x-request-id", "")
-            await client.accept(sibling.subprotocol, [(b"x-request-id", own_id.encode())])
-            await first(_from_client(client, sibling), _to_client(client, sibling))
-    except ConnectionClosed as closed:
-        code = status.WS_1011_INTERNAL_ERROR if closed.rcvd is None else closed.rcvd.code
-        await client.close(code, "" if closed.rcvd is None else closed.rcvd.reason)
+            await exchange(client, sibling)
     except InvalidStatus:  # e.g. an unknown API key
         await client.close()
     except OSError:
         await client.accept()
         await client.close(status.WS_1013_TRY_AGAIN_LATER, "the gateway's process that keeps this is starting anew")
+
+
+async def exchange(client: WebSocket, other: ClientConnection) -> None:
+    """Accepts the client and passes messages on between both until one closes. The client is then told why; who has
+    opened `other` closes it."""
+    assert other.response is not None, "an open connection was answered"
+    own_id = other.response.headers.get("x-request-id", "")
+    try:
+        await client.accept(other.subprotocol, [(b"x-request-id", own_id.encode())])
+        await first(_from_client(client, other), _to_client(client, other))
+    except ConnectionClosed as closed:
+        if closed.rcvd is None:
+            await client.close(status.WS_1011_INTERNAL_ERROR, "the process that had this is gone")
+        else:
+            await client.close(closed.rcvd.code, closed.rcvd.reason)
     except WebSocketDisconnect:
-        pass  # leaving `opening` has closed the sibling's end, too
+        pass
 
 
 def _is_passed_on(name: bytes) -> bool:
