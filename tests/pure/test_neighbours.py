@@ -1,9 +1,10 @@
 """Calls and Live sessions of several gateways that share a database: whichever a client asks, it finds them."""
 
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,26 @@ async def test_what_was_passed_on_goes_no_further(holder: CallServer, other: Run
         assert (await holder.gateway.http.post(path, headers={PASSED_ON: "1"})).status_code == 200
 
 
-@pytest.mark.parametrize("way", ["its lease is over", "nobody is at its address", "another one is there"])
+@contextmanager
+def silent() -> Iterator[str]:
+    """A place that answers nobody: its queue of connections is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+WAYS = ["its lease is over", "nobody is at its address", "nothing answers there", "another one is there"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 async def test_what_a_gateway_had_that_is_gone(holder: CallServer, other: Running, database: str, way: str) -> None:
-    (closed,) = free_ports(1)
-    url = holder.gateway.url if way == "another one is there" else f"http://127.0.0.1:{closed}"
-    with listed(database, url, way != "its lease is over") as name:
+    urls = {"another one is there": nullcontext(holder.gateway.url), "nothing answers there": silent()}
+    closed = nullcontext(f"http://127.0.0.1:{free_ports(1)[0]}")
+    with urls.get(way, closed) as url, listed(database, url, way != "its lease is over") as name:
         session, call = f"{LIVE}/live_{name}00_{'a' * 24}", f"rtc_{name}00_{'a' * 24}"
         answer = await other.http.post(f"{session}/hangup")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_not_found")

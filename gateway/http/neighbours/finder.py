@@ -23,12 +23,13 @@ from gateway.http.neighbours.node import Held, Node, call_gone, held_of
 from gateway.http.sockets import counted_session
 from gateway.http.workers.relay import exchange
 from gateway.http.workers.worker import Worker
+from gateway.store.clock import LEASE_S
 
 PASSED_ON = "x-quartet-passed-on"
 """A request that has it goes to no third gateway. Whoever else sends it is answered by the gateway that he asked."""
 
 _CONNECT_S = 2.0  # a gateway of the same network that does not take a connection is gone
-_ANSWER_S = 30.0
+_ANSWER_S = LEASE_S  # one that stands still for longer has lost what it had
 # The caller's own key: the gateway that has the call checks it, and whose the call is.
 _KEYS = ("authorization", "api-key", "x-api-key")
 _ANSWERED = ("content-type", "retry-after", "www-authenticate")
@@ -116,8 +117,8 @@ async def _relay(at: str | Path, headers: dict[str, str], client: WebSocket) -> 
     """False: nobody is there. Raises ApiError: the client is refused here."""
     if key_of(client) is None:  # pages of other sites cannot send a key
         check_socket(client)
-    target = client.url.path + (f"?{client.url.query}" if client.url.query else "")
-    address = f"{_base(at).replace('http', 'ws', 1)}{target}"
+    query = client.scope["query_string"].decode("latin-1")
+    address = f"{_base(at).replace('http', 'ws', 1)}{client.scope['path']}{'?' if query else ''}{query}"
     options: dict[str, Any] = {
         "additional_headers": headers,
         "subprotocols": client.scope.get("subprotocols") or None,  # a browser's has its key

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from tests.support.systems.call_ends import NO_TURNS
 from tests.support.systems.gateway import SPEECH
 from tests.support.systems.gateways import Gateways, gateways
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 LIVE = "/v1/live/sessions"
 ALICE: dict[str, Any] = {"additional_headers": bearer("alice")}
 GUARD_S = 60.0
@@ -124,6 +126,12 @@ async def test_a_live_session_of_one_worker_is_found_at_each(tmp_path: Path, pos
             for _ in range(6):
                 await _is_found(url, path)
         await asyncio.gather(*(_hang_up_anew(started, number) for number in range(8)))
+        async with connected(at(started.urls[1]), f"{path}/attach", **ALICE) as sideband:
+            await sideband.until("session.started")
+            os.kill(started.pid(1), signal.SIGTERM)
+            await _closed(sideband, 1012)  # the session goes on, and another gateway has a sideband of it
+        await started.kill(1)
+        await started.start(1)
         async with connected(at(started.urls[1]), f"{path}/attach", **ALICE) as sideband:
             await sideband.until("session.started")
             await started.kill(0)
