@@ -152,6 +152,10 @@ async def test_a_sideband_and_a_hang_up_at_another_gateway(holder: CallServer, o
                 assert each.socket.close_code == 1000
         again = await other.http.post(f"{path}/hangup")
         assert (again.status_code, again.json()["error"]["code"]) == (404, "session_not_found")
+        counted = (await other.http.get("/metrics")).text  # by the routes, without ids
+        for route in ("attach", "hangup"):
+            assert f'path="{LIVE}/{{session_id}}/{route}"' in counted
+        assert client.started["id"] not in counted
 
 
 async def test_a_browsers_key_goes_along(holder: CallServer, other: Running) -> None:

@@ -26,7 +26,7 @@ from gateway.http.workers.worker import Worker
 from gateway.store.clock import LEASE_S
 
 PASSED_ON = "x-quartet-passed-on"
-"""A request that has it goes to no third gateway. Whoever else sends it is answered by the gateway that he asked."""
+"""A request that has it goes to no further gateway. A client that sends it gets what the gateway itself has."""
 
 _CONNECT_S = 2.0  # a gateway of the same network that does not take a connection is gone
 _ANSWER_S = LEASE_S  # one that stands still for longer has lost what it had
@@ -56,7 +56,7 @@ class HolderFinder:
         is_known = scope["type"] != "lifespan" and scope["client"] is not None  # None: a sibling has passed it on
         held = held_of(scope) if is_known else None
         if held is not None:
-            scope["route"] = held  # its path is logged
+            scope["route"] = held  # its path is that of the log line
         try:
             at = None if held is None else await self._place_of(held, Headers(scope=scope))
             if at is not None and await self._pass_on(at, scope, receive, send):

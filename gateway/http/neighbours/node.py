@@ -44,7 +44,7 @@ class Held:
     """What a request is about: a call, which any process of its gateway reaches, or a Live session.
 
     Attributes:
-        path: of the request's route, for logs.
+        path: of the request's route, for logs and metrics.
     """
 
     id: str
@@ -58,7 +58,8 @@ def held_of(scope: Scope) -> Held | None:
     found, path = _id_in(scope)
     if (match := _HELD.fullmatch(found)) is None:
         return None
-    return Held(found, path.replace(found, "{id}"), match[1] == "rtc", Node(match[2], int(match[3], 16)))
+    route = path.replace(found, "{call_id}" if "/calls/" in path else "{session_id}")
+    return Held(found, route, match[1] == "rtc", Node(match[2], int(match[3], 16)))
 
 
 def call_gone(call_id: str) -> ApiError:
