@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from urllib.parse import urlsplit
 
 from fastapi import APIRouter, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -61,6 +62,9 @@ from gateway.http.csrf import OwnPagesOnly
 from gateway.http.hosts import KnownHosts
 from gateway.http.json_writer import Json, error_response
 from gateway.http.middleware import BodyLimit, HeadAsGet, RequestContext, RequireKey
+from gateway.http.neighbours.finder import HolderFinder
+from gateway.http.neighbours.neighbours import NeighbourGateways
+from gateway.http.neighbours.node import Node
 from gateway.http.uploads import FORM_BYTES
 from gateway.http.workers.router import WorkerRouter
 from gateway.http.workers.siblings import Siblings
@@ -169,6 +173,9 @@ def create_app(
     siblings = Siblings(worker)
     keys = None if settings.api_keys_file is None else ApiKeys(settings.api_keys_file, counts)
     database = database_of(settings.database_url)
+    is_first = worker is None or worker.is_first
+    node = Node.of(shared.gateway, 0 if worker is None else worker.number)
+    neighbours = database and NeighbourGateways(database, node.gateway, settings.own_url if is_first else None)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -177,11 +184,15 @@ def create_app(
                 stack.callback(asyncio.create_task(keys.watch()).cancel)
             if database is not None:
                 stack.push_async_callback(database.shutdown)
-                if keys is not None and (worker is None or worker.is_first):
+                if keys is not None and is_first:
                     await stack.enter_async_context(Usage(database, counts, keys))
+            if neighbours is not None:
+                await stack.enter_async_context(neighbours)
             stack.push_async_callback(siblings.close)
             state = {"shared": shared, "siblings": siblings, "database": database}
             gateway = Gateway(settings, pipeline, Channels(credentials), spans, **state)
+            if worker is not None or (database is not None and settings.own_url is not None):
+                gateway.node = str(node)
             videos: VideoStore | None = None
             if pipeline.outputs.video is not None:
                 videos = video_store(settings, database)
@@ -210,6 +221,8 @@ def create_app(
     app.state.aborts = Aborts(counts, siblings)
     app.state.client_secrets = ClientSecrets(shared, signing.load(settings.signing_key_file, shared))
     app.state.bodies = Bodies(settings.max_body_bytes)
+    has_calls = settings.webrtc is not None
+    app.add_middleware(HolderFinder, own=node, neighbours=neighbours, worker=worker, has_calls=has_calls)
     uploads = {f"POST {files.PATH}": settings.max_file_bytes + FORM_BYTES}
     limits = {"max_bytes": settings.max_body_bytes, "uploads": uploads, "upload_bytes": WRITING_BYTES}
     app.add_middleware(BodyLimit, bodies=app.state.bodies, **limits)
@@ -217,7 +230,8 @@ def create_app(
         app.add_middleware(RequireKey, keys=keys, secrets=app.state.client_secrets)
     else:
         app.add_middleware(OwnPagesOnly, allowed=settings.allowed_origins)
-    hosts = [settings.host, *filter(None, (settings.published_host,)), *settings.allowed_hosts]
+    own_host = settings.own_url and urlsplit(settings.own_url).hostname
+    hosts = [settings.host, *filter(None, (settings.published_host, own_host)), *settings.allowed_hosts]
     app.add_middleware(KnownHosts, names=hosts, everywhere=keys is None or bool(settings.allowed_hosts))
     # Refusals have an id and a log line, too.
     app.add_middleware(RequestContext, spans=spans, refusals={messages.PATH: refused})

@@ -45,6 +45,16 @@ def _plain_url(value: str | None) -> str | None:
     return value
 
 
+def _own_url(value: str | None) -> str | None:
+    """With brackets around an IPv6 address: who puts it together knows only that it is an address."""
+    if value is None:
+        return None
+    host, _, port = (_plain_url(value) or "").removeprefix("http://").rstrip("/").rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{value!r} has no port: write it as http://HOST:PORT")
+    return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
+
+
 def _bucket(value: str | None) -> str | None:
     if value is not None and not re.fullmatch(r"s3://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._/-]*)?", value):
         raise ValueError(f"{value!r} is no bucket: write it as s3://BUCKET or s3://BUCKET/PREFIX")
@@ -213,6 +223,11 @@ class GatewaySettings(TlsSettings):
         default=None,
         description="postgresql://USER:PASSWORD@HOST/NAME of the PostgreSQL database that several gateways share; "
         "libpq's variables, e.g. PGPASSWORD, say what it does not; default: SQLite files in the directories below",
+    )
+    own_url: Annotated[str | None, AfterValidator(_own_url)] = Field(
+        default=None,
+        description="http://HOST:PORT at which the other gateways of the database reach this one: each then finds its "
+        "calls and Live sessions; default: they are found here alone",
     )
     jobs_dir: Path | None = Field(
         default_factory=partial(_state_dir, "jobs"),

@@ -46,6 +46,7 @@ class Gateway:
 
     Attributes:
         name: of this process among all that share the database.
+        node: of this process, in ids of what it holds; "": no other process asks for it.
 
     Raises:
         ModelFileError: on entering: a speech or turn model of the settings cannot be used.
@@ -64,6 +65,7 @@ class Gateway:
     ) -> None:
         self.settings, self.database = settings, database
         self.name = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        self.node = ""
         self.pipeline = Pipeline(config, timeout_s=settings.health_timeout_s, channels=channels)
         self.catalog = Catalog(self.pipeline, settings.model_name, settings.model_alias)
         self.fetcher = fetcher or Fetcher(settings)

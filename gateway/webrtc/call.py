@@ -12,7 +12,7 @@ import structlog
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from gateway.dialects.realtime.events import new_id
+from gateway.dialects.realtime.events import new_id_at
 from gateway.errors import ApiError
 from gateway.tasks import cancel
 from gateway.webrtc.call_speech import CallSpeech
@@ -202,5 +202,6 @@ def _text(event: Event) -> str:
     return orjson.dumps(event).decode()
 
 
-def new_call_id() -> str:
-    return new_id("rtc")
+def new_call_id(node: str) -> str:
+    """`node`: of the gateway that asks for the call; "": no other gateway finds it."""
+    return new_id_at("rtc", node)

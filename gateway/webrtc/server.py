@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.errors import ApiError
 from gateway.http.json_writer import Json, error_response
+from gateway.http.neighbours.node import call_gone
 from gateway.http.sockets import receive_text
 from gateway.tasks import cancel
 from gateway.validation import Strict, validated_json
@@ -50,6 +51,7 @@ class CallRequest(Strict):
     query: dict[str, str]
     session: dict[str, Any]
     is_live: bool = Field(default=False, description="of the Live API")
+    node: str = Field(default="", pattern="^[0-9a-f]*$", description="of the gateway, for the call's id")
 
 
 class Calls:
@@ -75,7 +77,7 @@ class Calls:
             raise ApiError(429, message, None, "call_limit", "rate_limit_error", 5.0)
         self._opening += 1
         try:
-            call_id = new_call_id()
+            call_id = new_call_id(request.node)
             url = self._settings.gateway
             if request.is_live:
                 socket, created = await open_live(url, request.key, request.session, call_id)
@@ -104,8 +106,7 @@ class Calls:
         """Raises ApiError: 404, there is none, or it is another's."""
         call = self._calls.get(call_id)
         if call is None or call.owner != owner:
-            message = f"there is no call {call_id[:64]!r}; it may have ended"
-            raise ApiError(404, message, "call_id", "call_id_not_found")
+            raise call_gone(call_id)
         return call
 
     async def close(self) -> None:

@@ -1,8 +1,10 @@
 """deploy/docker/database.yaml and proxy.conf: several gateways behind a proxy, and the database that they share."""
 
 import asyncio
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from gateway.settings import GatewaySettings
 from tests.support.deployment.compose_files import ROOT, rendered
 
 PROXY = (ROOT / "deploy/docker/proxy.conf").read_text()
+OWN_URL = "QUARTET_GATEWAY_OWN_URL"
 SECRET = "/run/secrets/database-password"
 
 
@@ -60,7 +63,21 @@ def test_the_password_is_in_a_file_alone():
     assert "signing-key" in gateway["secrets"]
     shell, flag, script = gateway["command"]
     started = " ".join(rendered({})["services"]["gateway"]["command"])
-    assert (shell, flag, script) == ("sh", "-c", f"PGPASSWORD=$(cat {SECRET}) exec {started}")
+    own_url = f"{OWN_URL}=${{{OWN_URL}:-http://$HOSTNAME:8000}}"
+    assert (shell, flag, script) == ("sh", "-c", f"PGPASSWORD=$(cat {SECRET}) {own_url} exec {started}")
+
+
+@pytest.mark.parametrize("given", [None, "http://gateway-1.internal:8000"])
+def test_other_gateways_reach_a_container_by_its_id(given):
+    """What the container's shell makes of the command: its environment has the setting only if .env has it."""
+    service = rendered({"QUARTET_GATEWAY_OWN_URL": given} if given else {}, "database")["services"]["gateway"]
+    told = service["environment"].get("QUARTET_GATEWAY_OWN_URL")
+    assert told == given
+    script = service["command"][2].replace("exec start.py python -m gateway", "exec env")
+    environment = {"HOSTNAME": "0123456789ab", "PATH": os.environ["PATH"]} | ({} if told is None else {OWN_URL: told})
+    said = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, check=True).stdout
+    (own_url,) = [line for line in said.splitlines() if line.startswith(f"{OWN_URL}=")]
+    assert own_url == f"{OWN_URL}={given or 'http://0123456789ab:8000'}"
 
 
 def test_gateways_wait_for_the_database():

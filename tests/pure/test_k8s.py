@@ -17,7 +17,7 @@ from services.families.qwen3_omni.budget import PUBLISHED
 from tests.support.k8s.breaks import BREAKS, POOL_BREAKS, break_it
 from tests.support.k8s.checks import problems
 from tests.support.k8s.kustomize import WITH_TLS, build, copy_deployment, with_components
-from tests.support.k8s.objects import PORTS, ROOT, Cluster, Object, pod_of, stages_of
+from tests.support.k8s.objects import OF_ITSELF, PORTS, ROOT, Cluster, Object, pod_of, stages_of
 from tests.support.k8s.pool import pool_problems, split
 from tests.support.k8s.resources import amount
 
@@ -291,6 +291,7 @@ def test_a_database_is_added_to_an_overlay(tmp_path, overlay):
     (policy,) = [each for each in cluster.of("NetworkPolicy") if each["metadata"]["name"] == "gateway-to-database"]
     assert cluster.selected_by(policy["spec"]["podSelector"]) == ["gateway"]
     assert policy["spec"]["egress"] == [{"ports": [{"protocol": "TCP", "port": 5432}]}]
+    assert cluster.settings("gateway").own_url == f"http://{OF_ITSELF['status.podIP']}:8000"
     for ingress in cluster.of("Ingress"):
         assert not [name for name in ingress["metadata"]["annotations"] if name.endswith("/affinity")]
     assert f"{url['QUARTET_GATEWAY_DATABASE_URL'][0]} --from-literal=url=" in (K8S / "README.md").read_text()

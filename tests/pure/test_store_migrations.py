@@ -17,6 +17,7 @@ from gateway.answers.video_store import VideoJob, VideoStore
 from gateway.answers.voice_store import UploadedVoice, VoiceStore
 from gateway.dialects.responses.store import ResponseStore
 from gateway.errors import ApiError
+from gateway.http.neighbours.store import NeighbourStore
 from gateway.store.store import Store
 from tests.support.systems.postgres import Place
 
@@ -117,7 +118,9 @@ async def test_videos_of_a_release_before(tmp_path: Path, version: int):
         assert {path.name for path in tmp_path.glob("video_*")} == {"video_1.mp4"}
 
 
-@pytest.mark.parametrize("kind", ["responses", "voices", "videos", "files", "usage", "transcripts", "batches"])
+@pytest.mark.parametrize(
+    "kind", ["responses", "voices", "videos", "files", "usage", "transcripts", "batches", "neighbours"]
+)
 async def test_revisions_lead_to_the_tables_of_the_code(place: Place, kind: str, tmp_path: Path):
     stores = {
         "responses": lambda: ResponseStore(place(), 60, 1 << 20),
@@ -127,6 +130,7 @@ async def test_revisions_lead_to_the_tables_of_the_code(place: Place, kind: str,
         "usage": lambda: UsageStore(place()),
         "transcripts": lambda: TranscriptStore(place()),
         "batches": lambda: BatchStore(place(), "gateway", 60),
+        "neighbours": lambda: NeighbourStore(place()),
     }
     store: Store = stores[kind]()
     async with store:

@@ -2,16 +2,14 @@
 
 from typing import Annotated, Any, Literal
 
-import orjson
 from fastapi import APIRouter, Depends, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from gateway.access.api_keys import key_in
 from gateway.access.client_secrets import LIVE_PATHS
 from gateway.answers.gateway import Gateway
-from gateway.dialects.realtime.calls import ask_call_process, call_process, caller
-from gateway.http.connection import admitted, counted, while_connected
+from gateway.dialects.realtime.calls import call_process, new_call
+from gateway.http.connection import admitted, counted
 from gateway.http.forms import page, read_json
 from gateway.http.json_writer import Json
 from gateway.validation import Strict
@@ -37,12 +35,8 @@ class LiveCall(Strict):
 async def start_live_call(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Json:
     """Answers a browser's offer: a Live session whose sound goes by WebRTC."""
     request = await read_json(http, LiveCall)
-    url, offer = call_process(gateway), request.transport.sdp
-    body = {"sdp": offer, "key": key_in(http.headers), "owner": caller(http), "query": {}, "session": request.session}
-    content = orjson.dumps(body | {"is_live": True})
-    asked = ask_call_process("POST", f"{url}/calls", content=content, headers={"content-type": "application/json"})
-    made = (await while_connected(http.receive, asked)).json()
-    http.state.log["call"] = made["id"]
+    url, asked = call_process(gateway), {"query": {}, "session": request.session, "is_live": True}
+    made = await new_call(http, gateway, url, sdp=request.transport.sdp, **asked)
     return Json({"session": {"id": made["session"]}, "transport": {"type": "webrtc", "sdp": made["sdp"]}})
 
 

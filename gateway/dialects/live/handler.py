@@ -17,7 +17,7 @@ from gateway.dialects.live.session_config import LiveConfig
 from gateway.dialects.live.sound import ClientSound
 from gateway.dialects.realtime.conversation.items import decode_base64, message, parse_item
 from gateway.dialects.realtime.conversation.prompt import load_images
-from gateway.dialects.realtime.events import RealtimeError, in_thread_if_long, wrong
+from gateway.dialects.realtime.events import RealtimeError, in_thread_if_long, new_id_at, wrong
 from gateway.dialects.realtime.output.tools import check_tools
 from gateway.dialects.realtime.session_handler import SessionHandler
 from gateway.dialects.realtime.settings.session import Session
@@ -50,7 +50,7 @@ class LiveHandler:
         transport: str,
         calls_tools: bool,
     ) -> None:
-        self.id, self.readers, self.closing = session.id.replace("sess_", "live_"), Readers(), asyncio.Event()
+        self.id, self.readers, self.closing = new_id_at("live", gateway.node), Readers(), asyncio.Event()
         self.ended_by = "close_requested"
         self._calls_tools = calls_tools
         self._gateway, self._config, self._expires_at = gateway, config, session.expires_at

@@ -34,7 +34,8 @@ class LiveSessions:
         """Raises ApiError: 404, there is no such session of the connection's key."""
         owner, handler = self._open.get(session_id, ("", None))
         if handler is None or owner != _owner(http):
-            raise ApiError(404, "no session of that id is open at this gateway", "session_id", "session_not_found")
+            message = "no session of that id is open; it may have ended, or its gateway is gone"
+            raise ApiError(404, message, "session_id", "session_not_found")
         return handler
 
 

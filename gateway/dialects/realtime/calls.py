@@ -25,6 +25,7 @@ from gateway.http.connection import ClientGone, admitted, counted, key_of, while
 from gateway.http.csrf import check_socket
 from gateway.http.forms import is_form, read_body, read_form
 from gateway.http.json_writer import error_response
+from gateway.http.neighbours.node import call_gone
 from gateway.http.sockets import counted_session, receive_text, subprotocol_of
 from gateway.json_bounds import check_json
 from gateway.tasks import cancel
@@ -73,12 +74,7 @@ async def make_call(http: Request, gateway: Annotated[Gateway, Depends(admitted)
     url = call_process(gateway)
     model = http.query_params.get("model") or session.pop("model", None)
     query = {"model": model} if isinstance(model, str) else {}
-    body = {"sdp": form.sdp, "key": key_in(http.headers), "owner": caller(http), "query": query, "session": session}
-    asked = ask_call_process(
-        "POST", f"{url}/calls", content=orjson.dumps(body), headers={"content-type": "application/json"}
-    )
-    made = (await while_connected(http.receive, asked)).json()
-    http.state.log["call"] = made["id"]
+    made = await new_call(http, gateway, url, sdp=form.sdp, query=query, session=session)
     return Response(made["sdp"], 201, {"location": f"{http.url.path}/{made['id']}"}, _SDP)
 
 
@@ -90,6 +86,23 @@ async def hang_up(http: Request, call_id: str) -> Response:
     url = call_process(http.app.state.gateway)
     await ask_call_process("DELETE", f"{url}/calls/{_safe(call_id)}", headers={_OWNER: caller(http)})
     return Response()
+
+
+async def new_call(http: Request, gateway: Gateway, url: str, **asked: Any) -> dict[str, Any]:
+    """The process's answer: id, sdp and session. Raises ApiError; ClientGone.
+
+    Args:
+        url: of the process of calls.
+        asked: further members of its request.
+    """
+    body = {"key": key_in(http.headers), "owner": caller(http), **asked}
+    if gateway.node:  # a process of an older release does not know it
+        body["node"] = gateway.node
+    json_type = {"content-type": "application/json"}
+    asking = ask_call_process("POST", f"{url}/calls", content=orjson.dumps(body), headers=json_type)
+    made = (await while_connected(http.receive, asking)).json()
+    http.state.log["call"] = made["id"]
+    return made
 
 
 async def control(socket: WebSocket) -> None:
@@ -189,7 +202,7 @@ def caller(http: HTTPConnection) -> str:
 def _safe(call_id: str) -> str:
     """Raises ApiError: 404, no id of a call."""
     if not call_id.isascii() or not call_id.replace("_", "").isalnum():
-        raise ApiError(404, f"there is no call {call_id[:64]!r}; it may have ended", "call_id", "call_id_not_found")
+        raise call_gone(call_id)
     return call_id
 
 

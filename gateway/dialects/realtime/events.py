@@ -201,6 +201,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
 
 
+def new_id_at(prefix: str, node: str) -> str:
+    """An id of what a process holds: it says which one, if `node` does."""
+    return new_id(f"{prefix}_{node}" if node else prefix)
+
+
 def server_event(type: str, **members: Any) -> dict[str, Any]:
     return {"type": type, "event_id": new_id("event"), **members}
 

@@ -15,7 +15,7 @@ from gateway.settings import GatewaySettings
 from gateway.yaml_source import YamlError
 from services.common.telemetry import metrics
 from services.demo_models import ALIGNER, OMNI, PAINTER, resolve
-from tests.support.k8s.objects import NO_STAGES, OF_ITS_NODE, PORTS, ROOT, Cluster, Object, pod_of, stages_of
+from tests.support.k8s.objects import NO_STAGES, OF_ITS_NODE, OF_ITSELF, PORTS, ROOT, Cluster, Object, pod_of, stages_of
 
 _LIMIT = "max_running_requests"
 GATEWAY_LIMITS = {gateway_metrics.RUNNING: _LIMIT, gateway_metrics.REALTIME_SESSIONS: "max_realtime_sessions"}
@@ -98,6 +98,11 @@ def _neighbours(cluster: Cluster) -> Iterator[str]:
         "from" not in rule and _has_port(rule, PORTS["gateway"]) for rule in _rules(cluster, "gateway", "ingress")
     ):
         yield "NetworkPolicies: clients do not reach the gateway"
+    own_url = cluster.settings("gateway").own_url
+    if own_url not in (None, f"http://{OF_ITSELF['status.podIP']}:{PORTS['gateway']}"):
+        yield f"gateways look for each other at {own_url}"
+    if _allowed(cluster, "gateway", "gateway", PORTS["gateway"])[1] != (own_url is not None):
+        yield f"NetworkPolicies: gateways shall {'' if own_url else 'not '}reach each other"
     if "webrtc" in pods:
         yield from _calls(cluster)
 

@@ -38,6 +38,7 @@ PORTS = {
 NO_STAGES = ("gateway", "webrtc")
 IMAGES = {name: f"quartet-{name}" for name in PORTS} | {"asr": "quartet-thinker", "webrtc": "quartet-gateway"}
 OF_ITS_NODE = {"status.hostIP": "192.0.2.7"}  # what a pod is told by a field
+OF_ITSELF = {"status.podIP": "192.0.2.8"}
 SERVICES = {kind.name: kind.service for kind in KINDS.values()}  # full names of the stages' gRPC services
 SERVICES["asr"] = SERVICES["thinker"]
 
@@ -117,7 +118,7 @@ class Cluster:
             found |= self.config(source["configMapRef"]["name"]) or {}
         for each in container.get("env", []):
             if field := each.get("valueFrom", {}).get("fieldRef"):
-                found[each["name"]] = OF_ITS_NODE[field["fieldPath"]]
+                found[each["name"]] = (OF_ITS_NODE | OF_ITSELF)[field["fieldPath"]]
             elif "value" in each:  # $(NAME) is what was set before
                 found[each["name"]] = re.sub(r"\$\((\w+)\)", lambda name: found[name[1]], each["value"])
         return found

@@ -96,7 +96,8 @@ def clients(url: str) -> tuple[httpx.AsyncClient, openai.AsyncOpenAI]:
 async def serving(app, settings: GatewaySettings):
     """`app` on a port of this machine: its URL."""
     options = {"log_config": None, "access_log": False, "timeout_keep_alive": KEEP_ALIVE_S, **protocols(settings)}
-    server = uvicorn.Server(uvicorn.Config(app, port=0, **options))
+    port = settings.port if "port" in settings.model_fields_set else 0
+    server = uvicorn.Server(uvicorn.Config(app, port=port, **options))
     server.capture_signals = contextlib.nullcontext  # signals are pytest's  # pyright: ignore[reportAttributeAccessIssue]
     task = asyncio.create_task(server.serve())
     while not server.started:

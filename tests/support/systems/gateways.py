@@ -40,15 +40,19 @@ class Gateways:
 
     Args:
         stages: address of each stage of the pipeline.
-        settings: flags of all.
+        settings: flags of all; a list has one of each.
     """
 
     def __init__(self, count: int, pipeline: Path, stages: Mapping[str, str], folder: Path, **settings: object) -> None:
         self._folder, self._ports = folder, free_ports(count)
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
-        flags = {"pipeline": pipeline, "request_timeout_s": 60, "drain_timeout_s": 10, **settings}
-        self._flags = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-        self._flags += [f"--stage={name}={address}" for name, address in stages.items()]
+        flags = {"pipeline": pipeline, "request_timeout_s": 60, "drain_timeout_s": 10, "own_url": self.urls, **settings}
+        of_each = {name: value if isinstance(value, list) else [value] * count for name, value in flags.items()}
+        self._flags = [
+            [f"--{name.replace('_', '-')}={values[number]}" for name, values in of_each.items()]
+            + [f"--stage={name}={address}" for name, address in stages.items()]
+            for number in range(count)
+        ]
 
     @property
     def urls(self) -> list[str]:
@@ -57,7 +61,7 @@ class Gateways:
     async def start(self, number: int) -> None:
         """Returns when it is ready."""
         own = [f"--port={self._ports[number]}", f"--jobs-dir={self.jobs_dir(number)}"]
-        command = [sys.executable, "-m", "gateway", *own, *self._flags]
+        command = [sys.executable, "-m", "gateway", *own, *self._flags[number]]
         with (self._folder / f"gateway-{number}.log").open("ab") as log:
             process = self._processes[number] = subprocess.Popen(command, stdout=log, stderr=log)
         async with asyncio.timeout(START_GUARD_S), httpx.AsyncClient(verify=False) as http:
