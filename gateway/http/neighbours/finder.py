@@ -93,7 +93,7 @@ class HolderFinder:
         headers = {name: given[name] for name in _KEYS if name in given}
         headers |= {PASSED_ON: "1", "x-request-id": scope["state"]["request_id"]}
         if scope["type"] == "websocket":
-            return await _relay(at, headers, WebSocket(scope, receive, send))
+            return await _pass_socket_on(at, headers, WebSocket(scope, receive, send))
         answer = await _ask(at, scope["path"], headers)
         if answer is None:
             return False
@@ -113,7 +113,7 @@ async def _ask(at: str | Path, path: str, headers: dict[str, str]) -> httpx.Resp
         return None
 
 
-async def _relay(at: str | Path, headers: dict[str, str], client: WebSocket) -> bool:
+async def _pass_socket_on(at: str | Path, headers: dict[str, str], client: WebSocket) -> bool:
     """False: nobody is there. Raises ApiError: the client is refused here."""
     if key_of(client) is None:  # pages of other sites cannot send a key
         check_socket(client)
