@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from cli.ports import free_ports
@@ -27,6 +27,7 @@ from tests.support.scripted.stages import scripted_stages
 from tests.support.systems.call_ends import NO_TURNS
 from tests.support.systems.gateway import SPEECH
 from tests.support.systems.gateways import Gateways, gateways
+from tests.support.systems.stack import stopped
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 LIVE = "/v1/live/sessions"
@@ -65,7 +66,7 @@ def at(url: str) -> Any:
 
 
 async def test_a_call_is_controlled_and_hung_up_at_another_gateway(tmp_path: Path, postgres_url: str) -> None:
-    """Each gateway has a process of calls of its own. Then the gateway of a call is killed."""
+    """Each gateway has a process of calls of its own. Then that of a call stands still, goes on, and is killed."""
     ports = free_ports(2)
     webrtc = [f"http://127.0.0.1:{port}" for port in ports]
     async with contextlib.AsyncExitStack() as stack:
@@ -93,7 +94,10 @@ async def test_a_call_is_controlled_and_hung_up_at_another_gateway(tmp_path: Pat
             assert (await second.post(f"{caller.location}/hangup")).status_code == 404
         async with calling(first) as caller:
             call_id = caller.location.rpartition("/")[2]
-            async with connect(events + call_id, **ALICE) as controller:
+            with stopped(started.pid(0)):  # it takes connections, and answers none
+                answer = await second.post(f"/v1/realtime/calls/{call_id[:-1]}/hangup")
+                assert (answer.status_code, answer.json()["error"]["code"]) == (404, "call_id_not_found")
+            async with await _found_again(events + call_id) as controller:
                 await controller.recv()
                 await started.kill(0)
                 async with asyncio.timeout(GUARD_S):
@@ -104,6 +108,15 @@ async def test_a_call_is_controlled_and_hung_up_at_another_gateway(tmp_path: Pat
             with pytest.raises(InvalidStatus) as refused:
                 await connect(events + call_id, **ALICE)
             assert refused.value.response.status_code == 404
+
+
+async def _found_again(url: str) -> ClientConnection:
+    """A gateway that goes on says within seconds that it is there."""
+    async with asyncio.timeout(GUARD_S):
+        while True:
+            with contextlib.suppress(InvalidStatus):
+                return await connect(url, **ALICE)
+            await asyncio.sleep(0.5)
 
 
 async def _healthy(url: str) -> None:
