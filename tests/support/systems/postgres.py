@@ -21,11 +21,13 @@ _NUMBERS = itertools.count()
 _START_GUARD_S = 600
 # Reads until this process has ended. If that was killed, the server would go on for ever.
 _WATCH = """
-import os, shutil, signal, sys, time
+import os, pathlib, shutil, signal, sys, time
 if not sys.stdin.read():
-    os.kill(int(sys.argv[1]), signal.SIGINT)
-    time.sleep(5)
-    shutil.rmtree(sys.argv[2], ignore_errors=True)
+    running = pathlib.Path(sys.argv[1], "data", "postmaster.pid")  # a test may have stopped or started it
+    if running.exists():
+        os.kill(int(running.read_text().split()[0]), signal.SIGINT)
+        time.sleep(5)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 
 Place = Callable[[], "Database | Path"]
@@ -56,7 +58,7 @@ def own_server() -> Iterator["PostgresServer"]:
         patch.setattr(postgres_server, "pgexec", patient)
         patch.setenv("PGCTLTIMEOUT", str(_START_GUARD_S))
         server = postgres_server.get_server(Path(folder) / "data", cleanup_mode="stop")
-        command = [sys.executable, "-c", _WATCH, str(server.get_pid()), folder]
+        command = [sys.executable, "-c", _WATCH, folder]
         with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watch:
             try:
                 yield server
