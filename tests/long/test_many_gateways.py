@@ -288,7 +288,7 @@ async def test_a_gateway_that_stands_still_ends_nothing_twice(tmp_path: Path, po
     """SIGSTOP past its lease: another one fails its responses, and it changes nothing when it goes on."""
     body = {"model": "scripted", "input": "hi", "background": True}
     async with (
-        three(tmp_path, postgres_url, LEASE_S / 5, LEASE_S / 5) as started,
+        three(tmp_path, postgres_url, LEASE_S / 2, LEASE_S / 2) as started,
         Clients(started.urls[:1]) as clients,
         Clients(started.urls[1:2]) as others,
     ):
@@ -311,8 +311,11 @@ async def test_a_batch_ends_whole_though_its_gateways_are_killed(tmp_path: Path,
     async with three(tmp_path, postgres_url, 0.2, 0.4) as started, Clients(started.urls) as clients:
         body = await clients.batch_of("alice", 400)
         path = f"/v1/batches/{(await clients.ask('alice', 'POST', '/v1/batches', json=body))['id']}"
-        done = 0
+        done, began = 0, ""
         for _ in range(2):
+            while (latest := max(_began(started.log(number)) for number in range(3))) <= began:
+                await asyncio.sleep(0.1)  # until a gateway works on it that was not killed
+            began = latest
             while (now := await clients.ask("alice", "GET", path))["request_counts"]["completed"] <= done:
                 await asyncio.sleep(0.1)
             done = now["request_counts"]["completed"]

