@@ -2,7 +2,8 @@
 
 Costs: stages that follow a timetable (systems/scripted.py); plain chats, stored responses and chained ones, by one
 gateway and by two in turns, each with a database of its own in one server. Each gateway has as many clients, and
-answers last as long as the timetable says: none is saturated, and as many answers share each of the engine's steps.
+answers last as long as the timetable says: none is saturated, and as many answers share each of the engine's steps. All
+gateways have the same `--cores`: two at once on two threads of a core would each take longer.
 
 A batch: a small model before two gateways. Live spoken answers with and without a batch beside them, in turns; then the
 gateway that works on a batch is killed, twice, and its lines are counted.
@@ -27,6 +28,7 @@ from benchmarks.gateway_cost import scripted_stages
 from benchmarks.many_gateways import batch, costs
 from benchmarks.systems import scripted
 from benchmarks.systems.gateways import gateway, stage_addresses
+from benchmarks.systems.processes import Groups
 from cli.plan import PIPELINE, LaunchOptions
 from cli.tiny import make_checkpoint
 from cli.up import running
@@ -67,20 +69,26 @@ def measure_costs(server: tuple[str, int], scratch: Path, flags: argparse.Namesp
     from tests.support.systems.postgres import fresh_database
 
     url, pid = server
+    every = sorted(os.sched_getaffinity(0))
+    own, others = set(every[: flags.cores]), set(every[flags.cores :]) or set(every)
+    os.sched_setaffinity(0, others)
     with contextlib.ExitStack() as stack:
-        stages = stack.enter_context(scripted_stages(flags, os.sched_getaffinity(0)))
+        stages = stack.enter_context(scripted_stages(flags, others))
         services = []
         for number in (1, 2):
             database = stack.enter_context(fresh_database(url))
             started = Gateways(stack, stages, scratch / f"service-{number}", database)
             members = [started.start().process for _ in range(number)]
+            for member in members:
+                Groups({"gateway": member.pid}).pin(own)
             services.append(costs.Service(members, url, pid, make_url(database).database or ""))
         console.print(costs.report(asyncio.run(costs.measure(services, flags))))
+        requests = 2 * flags.requests
         for flow, (transactions, idle) in asyncio.run(costs.count(services[-1], flags)).items():
-            console.print(
-                f"{flow}: {transactions} transactions during {2 * flags.requests}, {idle:.0f} in that time without any: "
-                f"{max(0.0, transactions - idle) / (2 * flags.requests):.2f} each"
-            )
+            each = max(0.0, transactions - idle) / requests
+            during = f"{transactions} transactions during {requests}, {idle:.0f} in that time without any"
+            console.print(f"{flow}: {during}: {each:.2f} each")
+    os.sched_setaffinity(0, every)
 
 
 def measure_batch(server: tuple[str, int], scratch: Path, flags: argparse.Namespace) -> None:
@@ -115,6 +123,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="of each side")
     parser.add_argument("--requests", type=int, default=200, help="of each kind and round, for each gateway")
     parser.add_argument("--concurrency", type=int, default=16, help="requests at a time at each gateway")
+    parser.add_argument("--cores", type=int, default=1, help="of all gateways; the others are the stages' and clients'")
     parser.add_argument("--idle-s", type=float, default=6.0, help="how long idle gateways are looked at")
     parser.add_argument("--model", type=Path, help="checkpoint directory of the batch's part; default: a new small one")
     parser.add_argument("--spoken", type=int, default=40, help="live spoken answers of a round; 0: that is left out")
