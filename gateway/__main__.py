@@ -19,8 +19,6 @@ from gateway.app import create_app
 from gateway.dialects.realtime.events import MAX_EVENT_CHARACTERS
 from gateway.dialects.responses.store import ResponseStore
 from gateway.http.protocol import protocols
-from gateway.http.workers.supervisor import supervise
-from gateway.http.workers.worker import Worker
 from gateway.listening.detector_models import OnnxSilero
 from gateway.listening.onnx import ModelFileError
 from gateway.listening.turn_model import TurnModel
@@ -28,6 +26,8 @@ from gateway.pipeline.config import load_pipeline
 from gateway.settings import GatewaySettings
 from gateway.store.errors import StoreError, StoreUnavailable
 from gateway.store.postgres import database_of
+from gateway.workers.supervisor import supervise
+from gateway.workers.worker import Worker
 from gateway.yaml_source import YamlError
 from services.common.rpc import tls
 from services.common.telemetry import logs, tracing

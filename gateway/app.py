@@ -67,8 +67,6 @@ from gateway.http.neighbours.neighbours import NeighbourGateways
 from gateway.http.neighbours.node import Node
 from gateway.http.uploads import FORM_BYTES
 from gateway.http.workers.router import WorkerRouter
-from gateway.http.workers.siblings import Siblings
-from gateway.http.workers.worker import Worker
 from gateway.page import api as api_page
 from gateway.page import files as page
 from gateway.pipeline.config import PipelineConfig
@@ -76,6 +74,8 @@ from gateway.pipeline.pipeline import Pipeline
 from gateway.settings import GatewaySettings
 from gateway.store.blobs import WRITING_BYTES
 from gateway.store.postgres import database_of
+from gateway.workers.siblings import Siblings
+from gateway.workers.worker import Worker
 from services.common.engine.process import freeze_heap
 from services.common.rpc.channels import Channels
 from services.common.rpc.tls import Credentials

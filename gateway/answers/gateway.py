@@ -16,7 +16,6 @@ from gateway.answers.transcript_store import TranscriptStore
 from gateway.answers.transcripts import Transcripts
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.voice_store import VoiceStore
-from gateway.http.workers.siblings import Siblings
 from gateway.listening.detector import Detectors
 from gateway.listening.turn_model import TurnModel
 from gateway.media.fetch import Fetcher
@@ -27,6 +26,7 @@ from gateway.profiling.fan_out import Profiler
 from gateway.settings import GatewaySettings
 from gateway.store.database import Database
 from gateway.store.errors import store_errors
+from gateway.workers.siblings import Siblings
 from services.common.rpc.call import Admission
 from services.common.rpc.channels import Channels
 from services.common.telemetry.spans import Spans

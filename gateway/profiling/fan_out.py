@@ -11,10 +11,10 @@ from typing import Any
 
 import grpc
 
-from gateway.http.workers.siblings import Siblings
 from gateway.pipeline.pipeline import Pipeline
 from gateway.pipeline.replica import Replica
 from gateway.profiling.clocks import Clock, clock_of
+from gateway.workers.siblings import Siblings
 from quartet.v1 import profile_pb2, profile_pb2_grpc
 from services.common.errors import AlreadyExists, InternalError, InvalidInput, NotFound, StageError
 from services.common.profiles import KEEP_S

@@ -8,16 +8,17 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.responses import Response
 
 from gateway.access import shared as shared_state
 from gateway.access.api_keys import ApiKey, ApiKeyEntry, digest
 from gateway.access.shared import SharedState
 from gateway.answers.transcripts import Transcripts
 from gateway.errors import ApiError
-from gateway.http.workers import merge, supervisor
+from gateway.http.workers import merge
+from gateway.workers import supervisor
 from tests.support.disks import fill, small_disk
 
 PAGE = """\
@@ -46,7 +47,7 @@ def test_what_a_killed_gateway_left_is_removed_and_what_a_running_one_has_is_not
 
 
 def test_the_metrics_of_all_are_told_apart_and_those_of_the_stages_told_once():
-    merged = merge.metrics([(i, Response(PAGE.format(requests=i + 1))) for i in range(3)])
+    merged = merge.metrics([(i, httpx.Response(200, text=PAGE.format(requests=i + 1))) for i in range(3)])
     samples = {
         (sample.name, sample.labels.get("worker")): sample.value
         for family in text_string_to_metric_families(bytes(merged.body).decode())

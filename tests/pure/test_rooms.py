@@ -24,6 +24,7 @@ GATEWAY = (
 ANSWERS = (
     *GATEWAY,
     *("gateway.access", "gateway.listening", "gateway.media", "gateway.pipeline", "gateway.profiling"),
+    "gateway.workers",
 )
 PLAN: dict[str, tuple[str, ...]] = {
     "services.common.telemetry": (),
@@ -59,8 +60,9 @@ PLAN: dict[str, tuple[str, ...]] = {
     "gateway.page": (),
     "gateway.access": GATEWAY,
     "gateway.listening": (*GATEWAY, "gateway.media"),
-    "gateway.profiling": (*GATEWAY, "gateway.pipeline"),
-    "gateway.http": (*GATEWAY, "gateway.access", "gateway.page"),
+    "gateway.workers": GATEWAY,
+    "gateway.profiling": (*GATEWAY, "gateway.pipeline", "gateway.workers"),
+    "gateway.http": (*GATEWAY, "gateway.access", "gateway.page", "gateway.workers"),
     "gateway.answers": ANSWERS,
     # Each parses requests and renders answers; none imports another.
     "gateway.dialects.anthropic": (*ANSWERS, "gateway.answers", "gateway.http"),

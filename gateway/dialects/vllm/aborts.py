@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.access.shared import SharedState
 from gateway.errors import invalid
-from gateway.http.workers.siblings import Siblings
+from gateway.workers.siblings import Siblings
 
 _TOLD = "abort_requests"
 

@@ -22,8 +22,8 @@ from gateway.http.neighbours.neighbours import NeighbourGateways
 from gateway.http.neighbours.node import Held, Node, call_gone, held_of
 from gateway.http.neighbours.relay import relay
 from gateway.http.sockets import counted_session
-from gateway.http.workers.worker import Worker
 from gateway.store.clock import LEASE_S
+from gateway.workers.worker import Worker
 
 PASSED_ON = "x-quartet-passed-on"
 """A request that has it goes to no further gateway. A client that sends it gets what the gateway itself has."""

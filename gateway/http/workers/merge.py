@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+import httpx
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,7 +12,7 @@ from starlette.responses import Response
 # Metrics of the stages: each process reports the same values, so the first is enough.
 _OF_THE_STAGES = ("vllm:", "quartet_gateway_replicas", "quartet_gateway_replica_load")
 
-Answers = Sequence[tuple[int, Response]]
+Answers = Sequence[tuple[int, httpx.Response]]
 
 
 class _MergedCollector(Collector):
@@ -26,7 +27,7 @@ def metrics(answers: Answers) -> Response:
     """All workers' samples, with the worker's number as the label `worker`."""
     families: dict[str, Metric] = {}
     for number, answer in answers:
-        for family in text_string_to_metric_families(bytes(answer.body).decode()):
+        for family in text_string_to_metric_families(answer.text):
             is_shared = family.name.startswith(_OF_THE_STAGES)
             known = families.get(family.name)
             if known is None:
@@ -43,8 +44,9 @@ def metrics(answers: Answers) -> Response:
 
 def trace(answers: Answers) -> Response:
     """The answer with the most spans, by the worker that served the request."""
-    return max((answer for _, answer in answers), key=_spans)
+    most = max((answer for _, answer in answers), key=_spans)
+    return Response(most.content, most.status_code, dict(most.headers))
 
 
-def _spans(answer: Response) -> int:
-    return len(orjson.loads(answer.body)["spans"]) if answer.status_code == 200 else -1
+def _spans(answer: httpx.Response) -> int:
+    return len(orjson.loads(answer.content)["spans"]) if answer.status_code == 200 else -1

@@ -4,13 +4,15 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import ApiError
 from gateway.http.json_writer import error_response
 from gateway.http.workers import merge as merging
-from gateway.http.workers.siblings import Siblings
+from gateway.workers.siblings import PATH, SECRET, Siblings
 
 # These paths need the answers of all processes, merged.
 _TOGETHER = {"/metrics": merging.metrics, "/v1/quartet/trace/": merging.trace}
@@ -26,9 +28,12 @@ class WorkerRouter:
         self._merging, self._page, self._merged_s = asyncio.Lock(), Response(), -float("inf")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._siblings.tells(scope):
-            await self._siblings.hear(scope, receive, send)
-            return
+        if scope["type"] == "http" and scope["path"].startswith(PATH):
+            request = Request(scope, receive)
+            if self._siblings.knows(request.headers.get(SECRET, "")):
+                answer = await self._siblings.hear(scope["path"].removeprefix(PATH), orjson.loads(await request.body()))
+                await Response(orjson.dumps(answer), media_type="application/json")(scope, receive, send)
+                return
         merge = None
         if scope["type"] == "http" and scope["client"] is not None:  # no sibling's, by this process's own socket
             merge = next((each for begin, each in _TOGETHER.items() if scope["path"].startswith(begin)), None)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import structlog
 
-from gateway.http.workers.worker import Worker, reserve
 from gateway.settings import GatewaySettings
+from gateway.workers.worker import Worker, reserve
 from services.common.engine.process import die_with_parent
 
 _POLL_S = 0.1

@@ -10,17 +10,16 @@ from typing import Any
 import httpx
 import orjson
 import structlog
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from gateway.http.workers.worker import Worker
+from gateway.workers.worker import Worker
 
 Handler = Callable[[Any], Awaitable[Any]]
 """Takes and returns what JSON can say."""
 
-_PATH = "/workers/"
-_SECRET = b"x-quartet-worker"
+PATH = "/workers/"
+"""What workers tell each other is below this path."""
+SECRET = "x-quartet-worker"
+"""The header with their secret."""
 _CONNECT_S, _TOLD_S = 5.0, 60.0
 _TURN_AGAIN_S = 0.05
 # Idle connections close before the other side closes them, after 5 s or more (keep_alive_s).
@@ -54,30 +53,29 @@ class Siblings:
         """What the handlers of all others return; those that cannot be reached are left out: they start anew."""
         if self._worker is None:
             return []
-        headers = [(_SECRET, self._worker.secret.encode())]
+        headers = [(SECRET.encode(), self._worker.secret.encode())]
         others = [number for number in range(self._worker.count) if number != self._worker.number]
         sent = {"content": orjson.dumps(what), "timeout": _TOLD_S}
-        answers = await self._ask(others, "POST", _PATH + name, headers, **sent)
+        answers = await self._ask(others, "POST", PATH + name, headers, **sent)
         for number, answer in answers:
             if answer.status_code != 200:
                 log.error("a worker did not do what another one told it", worker=number, told=name)
-        return [orjson.loads(answer.body) for _, answer in answers if answer.status_code == 200]
+        return [orjson.loads(answer.content) for _, answer in answers if answer.status_code == 200]
 
     async def ask_all(
         self, method: str, target: str, headers: Sequence[tuple[bytes, bytes]]
-    ) -> list[tuple[int, Response]]:
+    ) -> list[tuple[int, httpx.Response]]:
         """(number, answer) of every worker that can be reached to a client's request, this one among them."""
         return [] if self._worker is None else await self._ask(range(self._worker.count), method, target, headers)
 
     async def _ask(
         self, numbers: Iterable[int], method: str, target: str, headers: Sequence[tuple[bytes, bytes]], **sent: Any
-    ) -> list[tuple[int, Response]]:
-        async def ask(number: int) -> tuple[int, Response] | None:
+    ) -> list[tuple[int, httpx.Response]]:
+        async def ask(number: int) -> tuple[int, httpx.Response] | None:
             try:
-                answer = await self._to(number).request(method, target, headers=headers, **sent)
+                return number, await self._to(number).request(method, target, headers=headers, **sent)
             except httpx.TransportError:
                 return None
-            return number, Response(answer.content, answer.status_code, dict(answer.headers))
 
         answers = await asyncio.gather(*map(ask, numbers))
         return [answer for answer in answers if answer is not None]
@@ -90,18 +88,13 @@ class Siblings:
             self._clients[number] = httpx.AsyncClient(base_url="http://worker", transport=transport, timeout=timeout)
         return self._clients[number]
 
-    def tells(self, scope: Scope) -> bool:
-        """Whether a request is what another worker tells this one: only they have the secret."""
-        if self._worker is None or scope["type"] != "http" or not scope["path"].startswith(_PATH):
-            return False
-        secret = next((value for name, value in scope["headers"] if name == _SECRET), b"")
-        return hmac.compare_digest(secret, self._worker.secret.encode())
+    def knows(self, secret: str) -> bool:
+        """Whether who has this `secret` is another worker."""
+        return self._worker is not None and hmac.compare_digest(secret.encode(), self._worker.secret.encode())
 
-    async def hear(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers such a request."""
-        handler = self._handlers[scope["path"].removeprefix(_PATH)]
-        answer = await handler(orjson.loads(await Request(scope, receive).body()))
-        await Response(orjson.dumps(answer), media_type="application/json")(scope, receive, send)
+    async def hear(self, name: str, what: Any) -> Any:
+        """What this worker's handler returns to another one, which tells it `what` by that name."""
+        return await self._handlers[name](what)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
