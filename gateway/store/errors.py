@@ -35,6 +35,11 @@ def required(directory: Path | None, setting: str, what: str) -> Path:
     return directory
 
 
+def first_line(error: Exception) -> str:
+    """What the driver said, without details: they may have values, which are a client's."""
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+
+
 @contextmanager
 def store_errors(fault: str) -> Iterator[None]:
     """Turns a store's errors into what clients get: a 503 if a later try may work, else a 500; both say `fault`."""
@@ -45,5 +50,5 @@ def store_errors(fault: str) -> Iterator[None]:
         message = f"{fault} now, as their storage cannot be reached; try again"
         raise ApiError(503, message, None, "storage_unavailable", retry_after_s=_RETRY_S) from error
     except (StoreError, SQLAlchemyError, sqlite3.Error) as error:
-        log.error(fault, error=str(error))
+        log.error(fault, error=first_line(error))
         raise ApiError(500, f"{fault} now; the gateway's log says why", None, "storage_failed") from error

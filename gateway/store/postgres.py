@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from gateway.store import migrations
 from gateway.store.database import Database
-from gateway.store.errors import Conflict, StoreError, StoreUnavailable
+from gateway.store.errors import Conflict, StoreError, StoreUnavailable, first_line
 
 _CONNECTIONS = 8  # of one process; each has a thread
 _CONNECT_S = 5
@@ -23,7 +23,8 @@ _STATEMENT_MS = 30_000
 _LOCK_MS = 10_000
 _SCHEMES = ("postgresql", "postgres")
 # Errors that say nothing of the statement: the server starts, stops, is full, or has lost the connection.
-_UNAVAILABLE = ("08", "53", "57", "25006")  # beginnings of SQLSTATE; 25006: a standby, which takes no changes
+# Beginnings of SQLSTATE; 25006: a standby, which takes no changes; 55P03: others have held a lock for too long.
+_UNAVAILABLE = ("08", "53", "57", "25006", "55P03")
 
 _NO_NUL = "\ufffd"  # instead of a zero character, which PostgreSQL's texts cannot have: no id of ours has either
 _CONFLICT = "40"  # a deadlock, or what could not be put in an order
@@ -55,6 +56,7 @@ class PostgresDatabase(Database):
             max_overflow=0,
             pool_timeout=_WAIT_S,
             pool_pre_ping=True,  # the server may have been started anew
+            hide_parameters=True,  # in errors, which are logged: clients said them
             connect_args={"connect_timeout": _CONNECT_S, "options": options, "application_name": "quartet-gateway"},
         )
         event.listen(self.engine, "connect", _take_any_text)
@@ -70,9 +72,9 @@ class PostgresDatabase(Database):
         except DBAPIError as error:
             state = getattr(error.orig, "sqlstate", None)
             if state is not None and state.startswith(_CONFLICT):
-                raise Conflict(f"{self.where}: {_first_line(error)}") from None
+                raise Conflict(f"{self.where}: {first_line(error)}") from None
             if error.connection_invalidated or _is_away(error, state):
-                raise StoreUnavailable(f"{self.where}: {_first_line(error)}") from None
+                raise StoreUnavailable(f"{self.where}: {first_line(error)}") from None
             raise
 
     def open(self, name: str, tables: MetaData) -> None:
@@ -105,7 +107,3 @@ def _take_any_text(connection: psycopg.Connection, _: object) -> None:
 def _is_away(error: DBAPIError, state: str | None) -> bool:
     """Whether the server said nothing, or that it cannot answer now."""
     return isinstance(error, OperationalError) if state is None else state.startswith(_UNAVAILABLE)
-
-
-def _first_line(error: DBAPIError) -> str:
-    return str(error.orig).strip().partition("\n")[0]

@@ -49,6 +49,7 @@ class SqliteDatabase(Database):
             self.engine = create_engine(
                 f"sqlite://{place}",
                 poolclass=StaticPool,
+                hide_parameters=True,  # in errors, which are logged: clients said them
                 connect_args={"check_same_thread": False, "timeout": _BUSY_S, "isolation_level": None},
             )
             event.listen(self.engine, "connect", self._set_up)

@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from sqlalchemy import select
 
+from gateway.dialects.responses.tables import threads
+from gateway.store import postgres
 from gateway.store.postgres import PostgresDatabase
 from tests.support.clients.realtime_client import session
 from tests.support.clients.responses import create
@@ -113,6 +116,19 @@ async def test_no_answer_waits_for_a_database_that_answers_nothing(
         finally:
             answers.set()
         assert (await waiting).json()["output"][0]["content"][0]["text"] == TEXT
+
+
+async def test_who_waits_too_long_for_a_lock_may_try_again(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "_LOCK_MS", 100)
+    async with running(database_url=postgres_url) as gateway:
+        kept = await create(gateway)
+        url = f"/v1/responses/{kept.id}"
+        with PostgresDatabase(postgres_url).transaction(writes=True) as other:
+            other.execute(select(threads.c.id).where(threads.c.id == kept.id).with_for_update())
+            refused = await gateway.http.delete(url)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "storage_unavailable")
+        assert int(refused.headers["retry-after"]) > 0
+        assert (await gateway.http.delete(url)).status_code == 200
 
 
 async def test_a_gateway_of_videos_starts_without_its_database(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import insert
+from structlog.testing import capture_logs
 
 from gateway import __main__ as program
 from gateway.answers.files.files import Files
@@ -11,11 +13,13 @@ from gateway.answers.files.store import StoredFile
 from gateway.answers.video_store import VideoJob, VideoStore
 from gateway.answers.voice_store import UploadedVoice, VoiceStore
 from gateway.dialects.responses.store import ResponseStore, Thread
+from gateway.dialects.responses.tables import threads
 from gateway.errors import ApiError
 from gateway.settings import GatewaySettings
 from gateway.store.errors import StoreError
 from tests.support.disks import fill, small_disk
 from tests.support.systems.gateway import SPEECH
+from tests.support.systems.postgres import Place
 
 SECRET = "a word that nobody else says"
 MIB = 1024 * 1024
@@ -48,6 +52,16 @@ async def test_on_a_full_disk_responses_are_deleted_and_others_can_be_kept(tmp_p
             await store.put(thread("resp_more"), None, [said("z")])
             assert await store.get("resp_more", None)
             filler.unlink()
+
+
+async def test_what_clients_said_is_in_no_log(place: Place):
+    incomplete = insert(threads).values(id="resp_1", body=SECRET)
+    async with ResponseStore(place(), ttl_s=1000, max_bytes=MIB) as store:
+        with capture_logs() as logs, pytest.raises(ApiError) as caught:
+            await store.write(lambda connection: connection.execute(incomplete))
+    assert caught.value.code == "storage_failed"
+    assert "constraint" in str(logs)
+    assert SECRET not in str(logs)
 
 
 async def test_on_a_full_disk_uploads_leave_nothing_and_files_are_deleted(tmp_path: Path):
