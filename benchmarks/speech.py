@@ -154,7 +154,7 @@ async def load_gateway(
             requests = options.requests or max(12 * concurrency, 2 * len(PROMPTS))
             console.print(f"closed loop: {concurrency} at a time, {requests} requests")
             await closed_loop(gateway.send, concurrency, max(concurrency, len(PROMPTS)))  # warm-up; does not count
-            answers, result = await _measured(at, rate_hz, closed_loop(gateway.send, concurrency, requests), read)
+            answers, result = await measured(at, rate_hz, closed_loop(gateway.send, concurrency, requests), read)
             title = f"closed loop, {concurrency} at a time, {requests} requests"
             runs.append(Run(Load(title, concurrency, None, result), answers, []))
         capacity_per_s = max((run.load.quartet.requests_per_s for run in runs), default=0.0)
@@ -163,14 +163,14 @@ async def load_gateway(
             share = f" = {options.load:.0%} of capacity" if not options.rate else ""
             title = f"open loop, {options.arrivals} Poisson arrivals at {rate_per_s:.2f} a second{share}"
             console.print(title)
-            answers, result = await _measured(at, rate_hz, open_loop(gateway.send, arrivals_s), read)
+            answers, result = await measured(at, rate_hz, open_loop(gateway.send, arrivals_s), read)
             runs.append(Run(Load(title, None, rate_per_s, result), answers, []))
     finally:
         await gateway.close()
     return runs, facts
 
 
-async def _measured(
+async def measured(
     at: Target, rate_hz: int, loop: Awaitable[list[Exchange]], read: Read
 ) -> tuple[list[Answer], Figures]:
     """Runs a load and takes the CPU time of the system before and after."""

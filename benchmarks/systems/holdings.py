@@ -54,17 +54,18 @@ def holdings(run_directory: Path) -> dict[str, Holding]:
 def _held(run_directory: Path, name: str) -> dict[str, float]:
     if name == "gateway":
         return {}
-    scrape = _scrape(run_directory, name)
+    scrape = scrape_of(run_directory, name)
     return {metric: scrape.total(metric) or 0.0 for metric in HELD}
 
 
 def sent_bytes(run_directory: Path, name: str) -> dict[str, float]:
     """Payload that a stage has sent since it was started, by transport."""
-    scrape = _scrape(run_directory, name)
+    scrape = scrape_of(run_directory, name)
     metric = "quartet_stream_bytes_total"
     return {by: scrape.total(metric, transport=by) or 0.0 for by in sorted(scrape.values_of(metric, "transport"))}
 
 
-def _scrape(run_directory: Path, name: str) -> Scrape:
+def scrape_of(run_directory: Path, name: str) -> Scrape:
+    """The metrics of a process of a `quartet up`. Raises httpx.HTTPError, OSError: it is not there."""
     address = json.loads((run_directory / "state.json").read_text())["processes"][name]["metrics_address"]
     return Scrape.parse(httpx.get(f"http://{address}/metrics", timeout=5).text)

@@ -12,8 +12,10 @@ import structlog
 from prometheus_client import REGISTRY
 
 from benchmarks.simulation.__main__ import main
+from benchmarks.simulation.agreement import FRAMES, PROMPT_TOKENS, TOKENS, Measured, Step, costs_of
 from benchmarks.simulation.cell import Cell, Counts, seeded
 from benchmarks.simulation.clock import Clock
+from benchmarks.simulation.closed_loop import simulate
 from benchmarks.simulation.contexts import Contexts
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.decoder import pieces
@@ -22,6 +24,7 @@ from benchmarks.simulation.faults import WHATS, Fault, What, plan
 from benchmarks.simulation.gateway import Core
 from benchmarks.simulation.gpus import Gpu, Steps
 from benchmarks.simulation.whole import sessions_of_cells
+from benchmarks.traffic.figures import Figures
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
 from services.common.rpc.call import Admission
@@ -264,3 +267,37 @@ def test_flags_that_are_refused(flags: list[str], reason: str, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         main(flags)
     assert reason in capsys.readouterr().err
+
+
+def measured(streams: int, steps: dict[str, Step], ttfa_ms: float) -> Measured:
+    first = {"thinker": 9.0, "talker": 6.0, "code2wav": 5.0}
+    stages = {stage: {"first_output_ms": ms} for stage, ms in first.items()}
+    spreads = {"ttfa_ms": {"p50": ttfa_ms}, "total_ms": {"p50": 200.0}}
+    return Measured(
+        streams, [(40, 60)] * 16, Figures(16, 0, 0, 3.0, spreads, 20.0, 0, 0, 1.0, stages=stages), steps
+    )
+
+
+def test_a_machine_is_simulated_by_what_was_measured_on_it() -> None:
+    """Steps are those of its runs, and with one stream nobody waits for another one."""
+    one = measured(1, {"thinker": Step(3, 1), "talker": Step(2.5, 1), "code2wav": Step(8, 8)}, 40.0)
+    many = measured(8, {"thinker": Step(9, 4), "talker": Step(8.5, 7), "code2wav": Step(20, 32)}, 90.0)
+    costs, gpu = costs_of(one, many), Gpu("this machine", 1.0, 10**6, 256)
+    steps, tokens, positions = Steps(costs, gpu), PROMPT_TOKENS + TOKENS, PROMPT_TOKENS + FRAMES / 2
+    for run in (one, many):
+        thinkers, talkers, frames = (run.steps[stage].size for stage in ("thinker", "talker", "code2wav"))
+        assert steps.thinker(round(thinkers), thinkers * tokens) == pytest.approx(run.steps["thinker"].ms / 1000)
+        assert steps.talker(round(talkers), talkers * positions) == pytest.approx(run.steps["talker"].ms / 1000)
+        assert steps.decoder(round(frames)) == pytest.approx(run.steps["code2wav"].ms / 1000)
+    alone = simulate(costs, gpu, 1, one.answers)
+    assert alone["TTFA ms"] == pytest.approx(40, abs=2)
+    assert alone["total ms"] == pytest.approx(40 + 59 * 2.5, rel=0.15)
+    eight = simulate(costs, gpu, 8, many.answers)
+    assert 1.5 < eight["audio s/s"] / alone["audio s/s"] < 8
+
+
+def test_a_closed_loop_gives_each_answer_its_length() -> None:
+    costs, gpu = Costs(), Gpu.named("h100", Costs())
+    short, long = (simulate(costs, gpu, 1, [(10, frames)] * 4) for frames in (20, 200))
+    assert short["TTFA ms"] == pytest.approx(long["TTFA ms"], rel=0.01)
+    assert long["total ms"] > 5 * short["total ms"]

@@ -1,0 +1,68 @@
+"""Simulated users who send their next request as soon as the answer to the last one is complete, as those of
+`make bench` do."""
+
+import math
+from collections.abc import Sequence
+from random import Random
+
+from benchmarks.simulation.cell import Cell, Counts
+from benchmarks.simulation.costs import Costs
+from benchmarks.simulation.gpus import Gpu
+from benchmarks.simulation.results import quantile
+from benchmarks.simulation.sessions import Sessions
+from benchmarks.simulation.turn import Session, Turn
+
+ONE_OF_EACH = Counts(1, 1, 1, 1)
+Length = tuple[int, int]
+"""Tokens and codec frames of an answer."""
+
+
+class ClosedLoop(Sessions):
+    """`streams` users of a cell, who get answers of these lengths, in this order.
+
+    Attributes:
+        total_s: from each request to the end of its answer.
+        ended_s: when the last one did.
+    """
+
+    def __init__(self, cell: Cell, streams: int, answers: Sequence[Length]) -> None:
+        super().__init__(cell, 0, Random(0), realtime=False)
+        self.total_s, self.ended_s = list[float](), 0.0
+        self._left, self._sent_s = list(reversed(answers)), dict[int, float]()
+        for number in range(streams):
+            self._send(Session(number, 0.0, 0.0))
+
+    def answered(self, session: Session, plays_s: float) -> None:
+        self.ended_s = self._cell.clock.now
+        self.total_s.append(self._cell.clock.now - self._sent_s[session.number])
+        session.tokens = session.user_tokens = 0.0  # each request is a conversation of its own
+        self._send(session)
+
+    def _send(self, session: Session) -> None:
+        if self._left:
+            self._sent_s[session.number] = self._cell.clock.now
+            self._cell.results.started += 1
+            turn = Turn(self._cell, session, 0.0, 0.0)
+            turn.tokens, turn.frames = self._left.pop()
+            turn.start()
+
+
+def simulate(costs: Costs, gpu: Gpu, streams: int, answers: Sequence[Length]) -> dict[str, float]:
+    """TTFA and total (p50, ms) and sound that is made in a second (s), of one replica of each stage.
+
+    Raises:
+        RuntimeError: a request was not answered.
+    """
+    cell = Cell(costs, gpu, ONE_OF_EACH, 0, Random(0))
+    began_s = cell.clock.now
+    cell.sessions = loop = ClosedLoop(cell, streams, answers)
+    while len(loop.total_s) < len(answers):
+        cell.clock.run(cell.clock.now + 0.01)
+    found = cell.results.between(0.0, math.inf)
+    if found.answered < len(answers):
+        raise RuntimeError(f"{len(answers) - found.answered} of {len(answers)} simulated requests were not answered")
+    return {
+        "TTFA ms": 1000 * quantile(found.first_s, 0.5),
+        "total ms": 1000 * quantile(loop.total_s, 0.5),
+        "audio s/s": sum(frames for _, frames in answers) / costs.frames_per_s / (loop.ended_s - began_s),
+    }
