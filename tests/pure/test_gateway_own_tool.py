@@ -165,7 +165,7 @@ async def test_its_settings_are_checked(gateway: Running) -> None:
 
 
 async def test_a_setting_that_names_no_tool_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    for other in ("logs", "tracing", "create_app", "VideoStore"):  # what the rest of a start would change here
+    for other in ("logs", "tracing", "create_app", "video_store"):  # what the rest of a start would change here
         monkeypatch.setattr(gateway_program, other, Mock())
     monkeypatch.setattr(sys, "argv", ["gateway", "--pipeline", "dit", "--hosted-tools", "image_generation,wether"])
     with pytest.raises(SystemExit, match="there is no tool 'wether'; use image_generation, "):
