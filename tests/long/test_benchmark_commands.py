@@ -69,6 +69,15 @@ def test_speech_of_another_family_beside_transformers(tmp_path: Path):
         assert figures["audio_s_per_s"] > 0
 
 
+@pytest.mark.e2e
+@pytest.mark.weekly
+def test_the_simulation_beside_the_real_thing(tmp_path: Path):
+    figures = tmp_path / "figures.json"
+    output = _run("simulation.agreement", "--streams", "1", "2", "--requests", "4", "--json", str(figures))
+    assert "of 6 figures within 15%" in output
+    assert all(row["simulated"] > 0 for row in json.loads(figures.read_text())["rows"])
+
+
 @pytest.mark.weekly
 def test_what_the_gateway_costs():
     """It ends with an error if an answer broke off."""
