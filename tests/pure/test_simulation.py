@@ -273,9 +273,7 @@ def measured(streams: int, steps: dict[str, Step], ttfa_ms: float) -> Measured:
     first = {"thinker": 9.0, "talker": 6.0, "code2wav": 5.0}
     stages = {stage: {"first_output_ms": ms} for stage, ms in first.items()}
     spreads = {"ttfa_ms": {"p50": ttfa_ms}, "total_ms": {"p50": 200.0}}
-    return Measured(
-        streams, [(40, 60)] * 16, Figures(16, 0, 0, 3.0, spreads, 20.0, 0, 0, 1.0, stages=stages), steps
-    )
+    return Measured(streams, [(40, 60)] * 16, Figures(16, 0, 0, 3.0, spreads, 20.0, 0, 0, 1.0, stages=stages), steps)
 
 
 def test_a_machine_is_simulated_by_what_was_measured_on_it() -> None:
