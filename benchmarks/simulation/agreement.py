@@ -68,7 +68,7 @@ class Measured:
         return {
             "TTFA ms": spreads["ttfa_ms"]["p50"],
             "total ms": spreads["total_ms"]["p50"],
-            "audio s/s": self.figures.audio_s_per_s,
+            "frames/s": self.figures.frames_per_s,
         }
 
 

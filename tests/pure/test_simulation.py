@@ -291,7 +291,7 @@ def test_a_machine_is_simulated_by_what_was_measured_on_it() -> None:
     assert alone["TTFA ms"] == pytest.approx(40, abs=2)
     assert alone["total ms"] == pytest.approx(40 + 59 * 2.5, rel=0.15)
     eight = simulate(costs, gpu, 8, many.answers)
-    assert 1.5 < eight["audio s/s"] / alone["audio s/s"] < 8
+    assert 1.5 < eight["frames/s"] / alone["frames/s"] < 8
 
 
 def test_a_closed_loop_gives_each_answer_its_length() -> None:
