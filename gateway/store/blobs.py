@@ -13,7 +13,7 @@ import obstore
 from obstore.exceptions import BaseError, GenericError
 from obstore.store import LocalStore, ObjectStore, S3Store
 
-from gateway.store.errors import StoreError, StoreUnavailable
+from gateway.store.errors import StoreError, StoreUnavailable, first_line
 
 if TYPE_CHECKING:  # it has no such name when it runs
     from obstore import GetResult
@@ -163,7 +163,7 @@ class Blobs:
             try:
                 self._store = await asyncio.to_thread(self._open)
             except (OSError, BaseError, ValueError) as error:
-                raise StoreError(f"{self._where}: cannot be used: {_first_line(error)}") from None
+                raise StoreError(f"{self._where}: cannot be used: {first_line(error)}") from None
         return self._store
 
     def _open(self) -> ObjectStore:
@@ -184,7 +184,7 @@ class Blobs:
         except (BaseError, OSError) as error:
             if of_missing and isinstance(error, FileNotFoundError):
                 raise
-            said = _first_line(error)
+            said = first_line(error)
             is_away = isinstance(error, GenericError) and isinstance(self._place, str) and not _REFUSED.search(said)
             raise (StoreUnavailable if is_away else StoreError)(f"{self._where}: {said}") from None
 
@@ -240,7 +240,3 @@ def _remove_cut(folder: Path, than: float) -> None:
         with suppress(FileNotFoundError):
             if file.stat().st_mtime < than:
                 file.unlink()
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

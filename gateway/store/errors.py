@@ -35,7 +35,7 @@ def required(directory: Path | None, setting: str, what: str) -> Path:
     return directory
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What the driver said, without details: they may have values, which are a client's."""
     return str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
 

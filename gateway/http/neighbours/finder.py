@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -88,17 +89,15 @@ class HolderFinder:
             raise
 
     async def _pass_on(self, at: str | Path, scope: Scope, receive: Receive, send: Send) -> bool:
-        """False: nobody is there, and the client has heard nothing. Raises ApiError."""
-        given = Headers(scope=scope)
-        headers = {name: given[name] for name in _KEYS if name in given}
+        """False: nobody is there, and the client has got nothing. Raises ApiError."""
+        headers = _named(_KEYS, Headers(scope=scope))
         headers |= {PASSED_ON: "1", "x-request-id": scope["state"]["request_id"]}
         if scope["type"] == "websocket":
             return await _pass_socket_on(at, headers, WebSocket(scope, receive, send))
         answer = await _ask(at, scope["path"], headers)
         if answer is None:
             return False
-        kept = {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}
-        await Response(answer.content, answer.status_code, kept)(scope, receive, send)
+        await Response(answer.content, answer.status_code, _named(_ANSWERED, answer.headers))(scope, receive, send)
         return True
 
 
@@ -136,7 +135,7 @@ async def _pass_socket_on(at: str | Path, headers: dict[str, str], client: WebSo
                 holder = await unix_connect(str(at), address, **options)
         except InvalidStatus as refused:
             answer = refused.response
-            kept = {name: answer.headers[name] for name in _ANSWERED if name in answer.headers}
+            kept = _named(_ANSWERED, answer.headers)
             await client.send_denial_response(Response(bytes(answer.body or b""), answer.status_code, kept))
             return True
         except (OSError, WebSocketException):  # a TimeoutError is an OSError
@@ -153,6 +152,11 @@ async def _connected(url: str) -> socket.socket:
     connection = await asyncio.to_thread(socket.create_connection, place, _CONNECT_S)
     connection.setblocking(False)
     return connection
+
+
+def _named(names: Iterable[str], headers: Mapping[str, str]) -> dict[str, str]:
+    """Those of `headers` that have such a name."""
+    return {name: headers[name] for name in names if name in headers}
 
 
 def _base(at: str | Path) -> str:
