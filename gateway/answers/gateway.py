@@ -102,7 +102,7 @@ class Gateway:
 
     async def check(self, stage: Stage) -> None:
         """Has all workers know what the replicas of `stage` are now, such as their adapters."""
-        await asyncio.gather(self._check(stage.name), self.siblings.tell(_CHECK, stage.name))
+        await asyncio.gather(self._check(stage.name), self.siblings.call_others(_CHECK, stage.name))
 
     async def _check(self, stage: str) -> None:
         await self.pipeline.by_name[stage].check(self.settings.health_timeout_s)

@@ -22,7 +22,7 @@ from services.common.telemetry.spans import Spans, Watch, monotonic_to_unix_ns
 
 CLOCK_TIMEOUT_S = 5.0
 GATEWAY = "gateway"
-_BEGINS, _ENDS = "profile_begins", "profile_ends"  # what workers tell each other
+_BEGINS, _ENDS = "profile_begins", "profile_ends"  # calls from worker to worker
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Profiler:
         self._watch: Watch | None = None
         self._started: dict[Replica, None] = {}
         self._turn = asyncio.Lock()
-        siblings.on(_BEGINS, self._hear_begin)
-        siblings.on(_ENDS, self._hear_end)
+        siblings.on(_BEGINS, self._on_begin)
+        siblings.on(_ENDS, self._on_end)
 
     def replicas(self, stages: Sequence[str] | None = None) -> list[Replica]:
         """Of the named stages, or of all. Raises InvalidInput: no such stage."""
@@ -87,8 +87,8 @@ class Profiler:
                 raise (refusals or failures)[0]
             longest_s = max(answer for answer in answers.values() if not isinstance(answer, StageError))
             self._begin(started, longest_s)
-            told = {"replicas": [[replica.stage, replica.address] for replica in started], "seconds": longest_s}
-            await self._siblings.tell(_BEGINS, told)
+            begun = {"replicas": [[replica.stage, replica.address] for replica in started], "seconds": longest_s}
+            await self._siblings.call_others(_BEGINS, begun)
             return answers
 
     def _begin(self, started: Sequence[Replica], longest_s: float) -> None:
@@ -99,13 +99,13 @@ class Profiler:
         self._started = dict.fromkeys(started)
         asyncio.get_running_loop().call_later(longest_s + KEEP_S, self._spans.unwatch, watch)
 
-    async def _hear_begin(self, told: Any) -> None:
+    async def _on_begin(self, begun: Any) -> None:
         known = {(replica.stage, replica.address): replica for replica in self.replicas()}
-        started = [known[stage, address] for stage, address in told["replicas"] if (stage, address) in known]
-        self._begin(started, told["seconds"])
+        started = [known[stage, address] for stage, address in begun["replicas"] if (stage, address) in known]
+        self._begin(started, begun["seconds"])
 
-    async def _hear_end(self, told: Any) -> list[dict[str, Any]]:
-        return self._end(*told)
+    async def _on_end(self, recorded_unix_ns: Any) -> list[dict[str, Any]]:
+        return self._end(*recorded_unix_ns)
 
     async def _discard(self, replica: Replica) -> None:
         try:
@@ -131,7 +131,7 @@ class Profiler:
             stopped = [each for each in found if each.failure is None]
             start_unix_ns = min((each.profile.start_unix_ns - each.clock.offset_ns for each in stopped), default=0)
             end_unix_ns = max((each.profile.end_unix_ns - each.clock.offset_ns for each in stopped), default=0)
-            others = await self._siblings.tell(_ENDS, [start_unix_ns, end_unix_ns])
+            others = await self._siblings.call_others(_ENDS, [start_unix_ns, end_unix_ns])
             own = [*self._end(start_unix_ns, end_unix_ns), *chain.from_iterable(others)]
             if not stopped and (failure := found[0].failure):
                 raise failure

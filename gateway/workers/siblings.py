@@ -1,4 +1,4 @@
-"""What the workers of a gateway tell each other, by their sockets."""
+"""Calls from worker to worker of a gateway, by their sockets."""
 
 import asyncio
 import fcntl
@@ -14,13 +14,13 @@ import structlog
 from gateway.workers.worker import Worker
 
 Handler = Callable[[Any], Awaitable[Any]]
-"""Takes and returns what JSON can say."""
+"""Takes and returns JSON's values."""
 
 PATH = "/workers/"
-"""What workers tell each other is below this path."""
+"""Their calls are below this path."""
 SECRET = "x-quartet-worker"
 """The header with their secret."""
-_CONNECT_S, _TOLD_S = 5.0, 60.0
+_CONNECT_S, _CALL_S = 5.0, 60.0
 _TURN_AGAIN_S = 0.05
 # Idle connections close before the other side closes them, after 5 s or more (keep_alive_s).
 _LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
@@ -46,20 +46,20 @@ class Siblings:
             await client.aclose()
 
     def on(self, name: str, handler: Handler) -> None:
-        """Has `handler` take what others `tell` by that name."""
+        """Has `handler` answer the calls of others by that name."""
         self._handlers[name] = handler
 
-    async def tell(self, name: str, what: Any) -> list[Any]:
+    async def call_others(self, name: str, argument: Any) -> list[Any]:
         """What the handlers of all others return; those that cannot be reached are left out: they start anew."""
         if self._worker is None:
             return []
         headers = [(SECRET.encode(), self._worker.secret.encode())]
         others = [number for number in range(self._worker.count) if number != self._worker.number]
-        sent = {"content": orjson.dumps(what), "timeout": _TOLD_S}
+        sent = {"content": orjson.dumps(argument), "timeout": _CALL_S}
         answers = await self._ask(others, "POST", PATH + name, headers, **sent)
         for number, answer in answers:
             if answer.status_code != 200:
-                log.error("a worker did not do what another one told it", worker=number, told=name)
+                log.error("a call to another worker failed", worker=number, call=name)
         return [orjson.loads(answer.content) for _, answer in answers if answer.status_code == 200]
 
     async def ask_all(
@@ -92,9 +92,9 @@ class Siblings:
         """Whether who has this `secret` is another worker."""
         return self._worker is not None and hmac.compare_digest(secret.encode(), self._worker.secret.encode())
 
-    async def hear(self, name: str, what: Any) -> Any:
-        """What this worker's handler returns to another one, which tells it `what` by that name."""
-        return await self._handlers[name](what)
+    async def answer(self, name: str, argument: Any) -> Any:
+        """What this worker's handler returns to another worker's call."""
+        return await self._handlers[name](argument)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

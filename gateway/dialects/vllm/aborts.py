@@ -10,7 +10,7 @@ from gateway.access.shared import SharedState
 from gateway.errors import invalid
 from gateway.workers.siblings import Siblings
 
-_TOLD = "abort_requests"
+_ABORT = "abort_requests"
 
 
 class Aborts:
@@ -23,7 +23,7 @@ class Aborts:
     def __init__(self, shared: SharedState, siblings: Siblings) -> None:
         self._shared, self._siblings = shared, siblings
         self._running: dict[tuple[str | None, str], asyncio.Future[None]] = {}
-        siblings.on(_TOLD, self._hear)
+        siblings.on(_ABORT, self._on_abort)
 
     @contextmanager
     def running(self, owner: str | None, request_id: str) -> "Iterator[asyncio.Future[None]]":
@@ -47,10 +47,10 @@ class Aborts:
     async def abort(self, owner: str | None, request_ids: Sequence[str]) -> None:
         """Cancels those of the ids that run, here or at another worker."""
         self._abort(owner, request_ids)
-        await self._siblings.tell(_TOLD, [owner, request_ids])
+        await self._siblings.call_others(_ABORT, [owner, request_ids])
 
-    async def _hear(self, told: Any) -> None:
-        self._abort(*told)
+    async def _on_abort(self, argument: Any) -> None:
+        self._abort(*argument)
 
     def _abort(self, owner: str | None, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:

@@ -21,22 +21,22 @@ class NeighbourGateways:
 
     Args:
         name: of this gateway, in ids of what it holds.
-        own_url: where others reach it; None: nobody does, or another process of the gateway says it.
+        own_url: where others reach it; None: nobody does, or another process of the gateway announces it.
     """
 
     def __init__(self, database: Database, name: str, own_url: str | None) -> None:
         self._store, self._name, self._own_url = NeighbourStore(database), name, own_url
-        self._saying: asyncio.Task[None] | None = None
+        self._announcing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         if self._own_url is not None:
-            await self._say(self._own_url)  # an id that is told now is found at once
-            self._saying = asyncio.create_task(self._say_on(self._own_url))
+            await self._announce(self._own_url)  # an id that a client gets now is found at once
+            self._announcing = asyncio.create_task(self._announce_often(self._own_url))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._saying is not None:
-            await cancel(self._saying)
+        if self._announcing is not None:
+            await cancel(self._announcing)
             with suppress(ApiError):  # then it goes with its lease
                 await self._store.leave(self._name)
 
@@ -44,15 +44,15 @@ class NeighbourGateways:
         """None: there is no such gateway, or it has gone. Raises ApiError: 503, the database cannot be reached."""
         return await self._store.url_of(name)
 
-    async def _say_on(self, url: str) -> None:
+    async def _announce_often(self, url: str) -> None:
         while True:
             await asyncio.sleep(_RENEWAL_S)
-            await self._say(url)
+            await self._announce(url)
 
-    async def _say(self, url: str) -> None:
+    async def _announce(self, url: str) -> None:
         try:
-            await self._store.say(self._name, url)
+            await self._store.announce(self._name, url)
         except ApiError:
             pass  # the store has logged it, and may be there again in seconds
         except Exception:
-            log.exception("other gateways could not be told where this one is")
+            log.exception("this gateway cannot be announced to others")

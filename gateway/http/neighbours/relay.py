@@ -11,7 +11,7 @@ from gateway.tasks import first
 
 
 async def relay(client: WebSocket, other: ClientConnection) -> None:
-    """Accepts the client and passes messages on between both until one closes. The client is then told why; who has
+    """Accepts the client and passes messages on between both until one closes. The client then gets the reason; who has
     opened `other` closes it."""
     assert other.response is not None, "an open connection was answered"
     own_id = other.response.headers.get("x-request-id", "")

@@ -14,10 +14,10 @@ class NeighbourStore(ClientStore):
     tables = tables
     fault = "other gateways cannot be found"
 
-    async def say(self, name: str, url: str) -> None:
+    async def announce(self, name: str, url: str) -> None:
         """The gateway `name` is at `url`, for a lease from now on. Forgets those whose leases are over."""
 
-        def say(connection: Connection) -> None:
+        def announce(connection: Connection) -> None:
             mine = {"url": url, "there_until": clock.lease_end(connection)}
             if not connection.execute(update(neighbours).where(neighbours.c.name == name).values(mine)).rowcount:
                 connection.execute(insert(neighbours).values(name=name, **mine))
@@ -26,7 +26,7 @@ class NeighbourStore(ClientStore):
             names = gone.with_for_update(skip_locked=True)
             connection.execute(delete(neighbours).where(neighbours.c.name.in_(names)))
 
-        await self.write(say)
+        await self.write(announce)
 
     async def leave(self, name: str) -> None:
         """The gateway `name` stops."""

@@ -31,7 +31,9 @@ class WorkerRouter:
         if scope["type"] == "http" and scope["path"].startswith(PATH):
             request = Request(scope, receive)
             if self._siblings.knows(request.headers.get(SECRET, "")):
-                answer = await self._siblings.hear(scope["path"].removeprefix(PATH), orjson.loads(await request.body()))
+                answer = await self._siblings.answer(
+                    scope["path"].removeprefix(PATH), orjson.loads(await request.body())
+                )
                 await Response(orjson.dumps(answer), media_type="application/json")(scope, receive, send)
                 return
         merge = None
