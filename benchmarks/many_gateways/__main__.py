@@ -1,7 +1,7 @@
 """Gateways that share a PostgreSQL database, in one run: what a second gateway brings, and a batch beside live speech.
 
 Costs: stages that follow a timetable (systems/scripted.py); plain chats, stored responses and chained ones, by one
-gateway and by two in turns, each with a database of its own in one server. Each gateway has as many clients, and
+gateway, by two that share a database, and by two that share nothing, in turns. Each gateway has as many clients, and
 answers last as long as the timetable says: none is saturated, and as many answers share each of the engine's steps. All
 gateways have the same `--cores`: two at once on two threads of a core would each take longer.
 
@@ -27,7 +27,7 @@ from sqlalchemy.engine import make_url
 from benchmarks.gateway_cost import scripted_stages
 from benchmarks.many_gateways import batch, costs
 from benchmarks.systems import scripted
-from benchmarks.systems.gateways import gateway, stage_addresses
+from benchmarks.systems.gateways import GatewayProcess, gateway, stage_addresses
 from benchmarks.systems.processes import Groups
 from cli.plan import PIPELINE, LaunchOptions
 from cli.tiny import make_checkpoint
@@ -74,17 +74,19 @@ def measure_costs(server: tuple[str, int], scratch: Path, flags: argparse.Namesp
     os.sched_setaffinity(0, others)
     with contextlib.ExitStack() as stack:
         stages = stack.enter_context(scripted_stages(flags, others))
-        services = []
-        for number in (1, 2):
-            database = stack.enter_context(fresh_database(url))
-            started = Gateways(stack, stages, scratch / f"service-{number}", database)
-            members = [started.start().process for _ in range(number)]
+        services = dict[str, costs.Service]()
+        for kind, counts in ((costs.ONE, [1]), (costs.TWO, [2]), (costs.APART, [1, 1])):
+            members, database = list[GatewayProcess](), ""
+            for number, count in enumerate(counts):
+                database = stack.enter_context(fresh_database(url))
+                started = Gateways(stack, stages, scratch / f"{kind}-{number}", database)
+                members += [started.start().process for _ in range(count)]
             for member in members:
                 Groups({"gateway": member.pid}).pin(own)
-            services.append(costs.Service(members, url, pid, make_url(database).database or ""))
-        console.print(costs.report(asyncio.run(costs.measure(services, flags))))
+            services[kind] = costs.Service(kind, members, url, pid, make_url(database).database or "")
+        console.print(costs.report(asyncio.run(costs.measure(list(services.values()), flags))))
         requests = 2 * flags.requests
-        for flow, (transactions, idle) in asyncio.run(costs.count(services[-1], flags)).items():
+        for flow, (transactions, idle) in asyncio.run(costs.count(services[costs.TWO], flags)).items():
             each = max(0.0, transactions - idle) / requests
             during = f"{transactions} transactions during {requests}, {idle:.0f} in that time without any"
             console.print(f"{flow}: {during}: {each:.2f} each")

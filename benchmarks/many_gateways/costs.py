@@ -1,4 +1,5 @@
-"""CPU time of text answers by one gateway and by two, of their database too; and how often they call that."""
+"""CPU time of text answers by one gateway, by two, and by two that share nothing; of their database too; and how often
+they call that."""
 
 import argparse
 import asyncio
@@ -25,10 +26,22 @@ _FLUSHED_S = 11.0  # PostgreSQL's connections tell their counts ten seconds afte
 _TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = %s"
 
 
+ONE, TWO, APART = "one", "two", "two apart"
+KINDS = (ONE, TWO, APART)
+
+
 @dataclass
 class Service:
-    """Gateways before one database. `server_url`: of another database of its server, so that a look is not counted."""
+    """Gateways before one database.
 
+    Attributes:
+        kind: ONE; TWO; or APART, of which each gateway has a database to itself. What these two cost more than one does
+            is the machine's matter: what two processes on a core, and busier stages and clients, cost each other.
+        server_url: of another database of its server, so that a look is not counted.
+        database: the only one, or any.
+    """
+
+    kind: str
     gateways: Sequence[GatewayProcess]
     server_url: str
     server_pid: int
@@ -61,9 +74,10 @@ class Cost:
     database_ms: float
 
 
-async def load(gateways: Sequence[GatewayProcess], flow: str, requests: int, concurrency: int) -> float:
-    """Seconds that `requests` took, `concurrency` at a time at each gateway; each client goes round the gateways."""
-    left = iter(range(requests))
+async def load(service: Service, flow: str, requests: int, concurrency: int) -> float:
+    """Seconds that `requests` took, `concurrency` at a time at each gateway. Each client goes round the gateways, but
+    of those that are apart: a chain stays where its responses are."""
+    gateways, left = service.gateways, iter(range(requests))
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
 
     async def client(number: int, http: httpx.AsyncClient) -> None:
@@ -71,7 +85,8 @@ async def load(gateways: Sequence[GatewayProcess], flow: str, requests: int, con
         for i in itertools.count():
             if next(left, None) is None:
                 return
-            url = gateways[(number + i) % len(gateways)].url
+            turn = number if service.kind == APART else number + i
+            url = gateways[turn % len(gateways)].url
             before = await _ask(http, url, flow, before if i % _CHAIN else None)
 
     async with httpx.AsyncClient(timeout=600, limits=limits) as http:
@@ -94,27 +109,27 @@ async def _ask(http: httpx.AsyncClient, url: str, flow: str, before: str | None)
     return answer.json()["id"]
 
 
-async def measure(services: Sequence[Service], flags: argparse.Namespace) -> dict[tuple[str, int], list[Cost]]:
-    """Costs by (flow, gateways), one of each round."""
+async def measure(services: Sequence[Service], flags: argparse.Namespace) -> dict[tuple[str, str], list[Cost]]:
+    """Costs by (flow, kind), one of each round."""
     for service in services:  # warms up
         for flow in FLOWS:
-            await load(service.gateways, flow, 8 * flags.concurrency, flags.concurrency)
+            await load(service, flow, 8 * flags.concurrency, flags.concurrency)
     await asyncio.sleep(_FLUSHED_S)
-    costs = defaultdict[tuple[str, int], list[Cost]](list)
+    costs = defaultdict[tuple[str, str], list[Cost]](list)
     for number in range(flags.rounds):
-        for service in services if number % 2 else services[::-1]:
+        for service in [*services[number % len(services) :], *services[: number % len(services)]]:
             idle = await _used(service, flags.idle_s)
             for flow in FLOWS:
                 before, took_s = service.cpu_s(), await _load(service, flow, flags)
                 used = [after - each for after, each in zip(service.cpu_s(), before, strict=True)]
                 requests = flags.requests * len(service.gateways)
                 ms = [1000 * (each - rest * took_s) / requests for each, rest in zip(used, idle, strict=True)]
-                costs[flow, len(service.gateways)].append(Cost(requests / took_s, *ms))
+                costs[flow, service.kind].append(Cost(requests / took_s, *ms))
     return costs
 
 
 async def _load(service: Service, flow: str, flags: argparse.Namespace) -> float:
-    return await load(service.gateways, flow, flags.requests * len(service.gateways), flags.concurrency)
+    return await load(service, flow, flags.requests * len(service.gateways), flags.concurrency)
 
 
 async def _used(service: Service, seconds: float) -> list[float]:
@@ -140,22 +155,24 @@ async def count(service: Service, flags: argparse.Namespace) -> dict[str, tuple[
     return counts
 
 
-def report(costs: Mapping[tuple[str, int], Sequence[Cost]]) -> Table:
-    """Medians of the rounds (and their range), CPU time of a request; and the ratios of two gateways to one."""
+def report(costs: Mapping[tuple[str, str], Sequence[Cost]]) -> Table:
+    """Medians of the rounds (and their range), CPU time of a request; and the ratios of two gateways to one, and to two
+    that share nothing."""
     table = Table("", "gateways", "requests/s", "gateways' CPU ms", "database's CPU ms", "its share")
     for flow in FLOWS:
-        medians = {}
-        for gateways in (1, 2):
-            rounds = costs[flow, gateways]
+        medians = dict[str, list[float]]()
+        for kind in KINDS:
+            rounds = costs[flow, kind]
             columns = [[getattr(each, name) for each in rounds] for name in vars(rounds[0])]
-            medians[gateways] = _, gateway_ms, database_ms = [statistics.median(column) for column in columns]
+            medians[kind] = _, gateway_ms, database_ms = [statistics.median(column) for column in columns]
             cells = [
                 f"{median:.3g} ({min(column):.3g} to {max(column):.3g})"
-                for median, column in zip(medians[gateways], columns, strict=True)
+                for median, column in zip(medians[kind], columns, strict=True)
             ]
-            table.add_row(flow, str(gateways), *cells, f"{max(0.0, database_ms) / (gateway_ms + database_ms):.1%}")
-        one, two = medians[1], medians[2]
-        ratios = [f"{second / first:.3f}" if first > 0 else "" for first, second in zip(one, two, strict=True)]
-        ratios[2] = "" if flow == CHAT else ratios[2]  # of next to nothing
-        table.add_row("", "2 : 1", *ratios, "", end_section=True)
+            table.add_row(flow, kind, *cells, f"{max(0.0, database_ms) / (gateway_ms + database_ms):.1%}")
+        for other in (ONE, APART):
+            pairs = zip(medians[other], medians[TWO], strict=True)
+            ratios = [f"{two / value:.3f}" if value > 0 else "" for value, two in pairs]
+            ratios[2] = "" if flow == CHAT else ratios[2]  # of next to nothing
+            table.add_row("", f"{TWO} : {other}", *ratios, "", end_section=other == APART)
     return table
