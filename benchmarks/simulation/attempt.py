@@ -97,7 +97,7 @@ class Attempt:
         self._writing = Writing(
             process.engine, process.contexts, turn.session.number, tokens, turn.tokens, at, self._written
         )
-        self._input_at = self._clock.now
+        self._input_at = self._clock.wall_s
         delay_s = turn.new_tokens * self._cell.costs.tokenizer_ms / 1000
         self._clock.after(delay_s, process.engine.submit, self._writing)
 
@@ -115,6 +115,11 @@ class Attempt:
             self._speaking.written(count)
         if count == turn.tokens:
             self._end("thinker")
+            self._clock.after(costs.way_ms / 1000, self._all_written)
+
+    def _all_written(self) -> None:
+        if self.is_live:
+            self._turn.written()
 
     def _speak(self) -> None:
         if not self.is_live or "talker" in self._gone:
@@ -124,7 +129,7 @@ class Attempt:
         turn = self._turn
         self._speaking = Speaking(engine, turn.user_tokens, self._at, turn.tokens, self._framed)
         self._speaking.written(self._text)
-        self._input_at = self._clock.now
+        self._input_at = self._clock.wall_s
         engine.submit(self._speaking)
 
     def _framed(self, index: int) -> None:
@@ -139,8 +144,8 @@ class Attempt:
         if self.is_live and "code2wav" not in self._gone:
             assert isinstance(decoder, Decoder)
             if index == 0:
-                self._input_at = self._clock.now
-            decoder.decode(self._sizes[index], lambda: self._decoded(index))
+                self._input_at = self._clock.wall_s
+            decoder.decode(self._sizes[index], index == 0, lambda: self._decoded(index))
 
     def _decoded(self, index: int) -> None:
         if not self.is_live or "code2wav" in self._gone:
@@ -161,4 +166,4 @@ class Attempt:
 
     def _first(self, kind: Kind) -> None:
         """Notes how long a stage took for its first output."""
-        self._cell.results.times[kind].append(self._clock.now - self._input_at)
+        self._cell.results.times[kind].append(self._clock.wall_s - self._input_at)

@@ -55,15 +55,24 @@ class Cell:
     """Args:
         sessions: at a time.
         realtime: see `Sessions`.
+        clock: of a machine that its processes share; None: each has one of its own.
 
     Attributes:
         machines: the stages' replicas, by address.
     """
 
     def __init__(
-        self, costs: Costs, gpu: Gpu, counts: Counts, sessions: int, random: Random, *, realtime: bool = False
+        self,
+        costs: Costs,
+        gpu: Gpu,
+        counts: Counts,
+        sessions: int,
+        random: Random,
+        *,
+        realtime: bool = False,
+        clock: Clock | None = None,
     ) -> None:
-        self.clock, self.costs, self.counts, self.results = Clock(), costs, counts, Results()
+        self.clock, self.costs, self.counts, self.results = clock or Clock(), costs, counts, Results()
         self._random, steps = random, Steps(costs, gpu)
         self.machines = dict[str, Machine]()
         for network, kind in enumerate(KINDS):

@@ -14,6 +14,11 @@ class Clock:
         events: that have happened.
     """
 
+    @property
+    def wall_s(self) -> float:
+        """What the users' clocks show."""
+        return self.now
+
     def __init__(self) -> None:
         self.now, self.events = 0.0, 0
         self._heap = list[tuple[float, int, Callable[..., object], tuple[Any, ...]]]()
@@ -25,7 +30,11 @@ class Clock:
     def run(self, until_s: float) -> None:
         """What is due later than `until_s` stays."""
         while self._heap and self._heap[0][0] <= until_s:
-            self.now, _, happens, arguments = heapq.heappop(self._heap)
+            at_s, _, happens, arguments = heapq.heappop(self._heap)
+            self._advance(at_s)
             self.events += 1
             happens(*arguments)
-        self.now = max(self.now, until_s)
+        self._advance(max(self.now, until_s))
+
+    def _advance(self, to_s: float) -> None:
+        self.now = to_s

@@ -2,14 +2,16 @@
 `make bench` do."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from random import Random
 
 from benchmarks.simulation.cell import Cell, Counts
+from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.gpus import Gpu
-from benchmarks.simulation.results import quantile
 from benchmarks.simulation.sessions import Sessions
+from benchmarks.simulation.shared_cores import SharedCores
 from benchmarks.simulation.turn import Session, Turn
 
 ONE_OF_EACH = Counts(1, 1, 1, 1)
@@ -33,36 +35,45 @@ class ClosedLoop(Sessions):
             self._send(Session(number, 0.0, 0.0))
 
     def answered(self, session: Session, plays_s: float) -> None:
-        self.ended_s = self._cell.clock.now
-        self.total_s.append(self._cell.clock.now - self._sent_s[session.number])
+        self.ended_s = self._cell.clock.wall_s
+        self.total_s.append(self._cell.clock.wall_s - self._sent_s[session.number])
         session.tokens = session.user_tokens = 0.0  # each request is a conversation of its own
         self._send(session)
 
     def _send(self, session: Session) -> None:
         if self._left:
-            self._sent_s[session.number] = self._cell.clock.now
+            self._sent_s[session.number] = self._cell.clock.wall_s
             self._cell.results.started += 1
             turn = Turn(self._cell, session, 0.0, 0.0)
             turn.tokens, turn.frames = self._left.pop()
             turn.start()
 
 
-def simulate(costs: Costs, gpu: Gpu, streams: int, answers: Sequence[Length]) -> dict[str, float]:
+def simulate(
+    costs: Costs, gpu: Gpu, streams: int, answers: Sequence[Length], cores: int | None = None
+) -> dict[str, float]:
     """TTFA and total (p50, ms), and codec frames a second of all streams, with one replica of each stage.
+
+    Args:
+        cores: that all processes share; None: each has its own.
 
     Raises:
         RuntimeError: a request was not answered.
     """
-    cell = Cell(costs, gpu, ONE_OF_EACH, 0, Random(0))
-    began_s = cell.clock.now
+    clock = Clock() if cores is None else SharedCores(cores)
+    cell = Cell(costs, gpu, ONE_OF_EACH, 0, Random(0), clock=clock)
+    if isinstance(clock, SharedCores):
+        clock.processes += [machine.process.engine.works for machine in cell.machines.values()]
+        clock.processes += [gateway.core.works for gateway in cell.gateways]
+    began_s = clock.wall_s
     cell.sessions = loop = ClosedLoop(cell, streams, answers)
     while len(loop.total_s) < len(answers):
-        cell.clock.run(cell.clock.now + 0.01)
+        clock.run(clock.now + 0.01)
     found = cell.results.between(0.0, math.inf)
     if found.answered < len(answers):
         raise RuntimeError(f"{len(answers) - found.answered} of {len(answers)} simulated requests were not answered")
     return {
-        "TTFA ms": 1000 * quantile(found.first_s, 0.5),
-        "total ms": 1000 * quantile(loop.total_s, 0.5),
+        "TTFA ms": 1000 * statistics.median(found.first_s),
+        "total ms": 1000 * statistics.median(loop.total_s),
         "frames/s": sum(frames for _, frames in answers) / (loop.ended_s - began_s),
     }

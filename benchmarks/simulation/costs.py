@@ -63,6 +63,7 @@ class Costs:
 
     # code2wav's step
     decoder_launch_ms: float = _cost(1.45, "ms a step beside frames", COMPUTED, 1.2, 3)
+    decoder_step_frames: float = _cost(512, "frames of a step", "services/code2wav/engine.py: on a CPU 16")
     decoder_frame_gb: float = _cost((9.1 - 0.5) / 128, "GB a frame", COMPUTED, 0.05, 0.1)
 
     # GPUs

@@ -24,28 +24,44 @@ def pieces(frames: int) -> list[int]:
 
 
 class Decoder:
-    """`step_s`: of so many frames, in seconds."""
+    """Answers' first pieces go before others, whose listeners still have something to hear.
 
-    def __init__(self, clock: Clock, step_s: Callable[[int], float]) -> None:
-        self._clock, self._step_s = clock, step_s
-        self._waiting = deque[tuple[int, Callable[[], None]]]()
+    Args:
+        step_s: of so many frames, in seconds.
+        most_frames: of a step, but for a single piece.
+    """
+
+    def __init__(self, clock: Clock, step_s: Callable[[int], float], most_frames: float) -> None:
+        self._clock, self._step_s, self._most_frames = clock, step_s, most_frames
+        self._first, self._later = deque[_Piece](), deque[_Piece]()
         self._busy = False
         self.busy_s = 0.0
 
-    def decode(self, frames: int, decoded: Callable[[], None]) -> None:
-        self._waiting.append((frames, decoded))
+    def works(self) -> bool:
+        return self._busy
+
+    def decode(self, frames: int, is_first: bool, decoded: Callable[[], None]) -> None:
+        (self._first if is_first else self._later).append((frames, decoded))
         if not self._busy:
             self._step()
 
     def _step(self) -> None:
-        batch = [self._waiting.popleft() for _ in range(min(STREAMS, len(self._waiting)))]
+        batch, frames = list[_Piece](), 0
+        while waiting := self._first or self._later:
+            if batch and (len(batch) == STREAMS or frames + waiting[0][0] > self._most_frames):
+                break
+            batch.append(waiting.popleft())
+            frames += batch[-1][0]
         self._busy = bool(batch)
         if batch:
-            length_s = self._step_s(sum(frames for frames, _ in batch))
+            length_s = self._step_s(frames)
             self.busy_s += length_s
             self._clock.after(length_s, self._stepped, batch)
 
-    def _stepped(self, batch: list[tuple[int, Callable[[], None]]]) -> None:
+    def _stepped(self, batch: list["_Piece"]) -> None:
         for _, decoded in batch:
             decoded()
         self._step()
+
+
+_Piece = tuple[int, Callable[[], None]]  # frames, and what is done with them

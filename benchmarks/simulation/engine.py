@@ -95,6 +95,9 @@ class Engine:
         heapq.heappush(self._due, (math.ceil(self._steps - 1e-9) + steps, next(self._order), happens, work))
         self._plan()
 
+    def works(self) -> bool:
+        return self._prefilling or self._running > 0
+
     def steps_done(self) -> float:
         """Up to now."""
         self._count()

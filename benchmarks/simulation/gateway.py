@@ -29,6 +29,9 @@ class Core:
         self._clock, self._free_at = clock, 0.0
         self.background, self.busy_s = 0.0, 0.0
 
+    def works(self) -> bool:
+        return self._free_at > self._clock.now
+
     def work(self, ms: float) -> float:
         """Seconds until work that comes now is done."""
         length_s = ms / 1000 / (1 - min(_MOST_BACKGROUND, self.background))

@@ -86,7 +86,7 @@ def maker(clock: Clock, kind: Kind, steps: Steps) -> Callable[[], Process]:
         admission, contexts = Admission(most_running, most_running, kind), Contexts(gpu.thinker_tokens)
         admission.open()
         if kind == "code2wav":
-            return Process(admission, Decoder(clock, steps.decoder), contexts)
+            return Process(admission, Decoder(clock, steps.decoder, costs.decoder_step_frames), contexts)
         if kind == "talker":
             most = costs.talker_prefill_positions
             engine = Engine(clock, steps.talker, steps.talker_prefill, most, most_running, steps_on=False)

@@ -54,11 +54,11 @@ class Turn:
         self.context_tokens = session.tokens + self.new_tokens
         self.user_tokens = session.user_tokens + self.new_tokens
         self.has_output = False
-        self._began = cell.clock.now
+        self._began = cell.clock.wall_s
         self._first_sound: float | None = None
         self._plays_until, self._longest_gap = 0.0, 0.0
         self._held, self._attempt = ExitStack(), None
-        self._ended = False
+        self._is_written = self._is_heard = self._ended = False
 
     def start(self) -> None:
         gateway = self.session.gateway or self.cell.gateway_for_a_connection()
@@ -79,7 +79,7 @@ class Turn:
 
     def _route(self) -> None:
         if not self._ended:
-            self.cell.results.times["gateway"].append(self.cell.clock.now - self._began)
+            self.cell.results.times["gateway"].append(self.cell.clock.wall_s - self._began)
             self.route = self.gateway.route(f"turn-{self.session.number}", self.session.key)
             self._try()
 
@@ -116,12 +116,21 @@ class Turn:
 
     def delivered(self, frames: int, is_last: bool) -> None:
         """A piece of sound reaches the client, who plays it as soon as what came before has been played."""
-        now = self.cell.clock.now
+        now = self.cell.clock.wall_s
         if self._first_sound is None:
             self._first_sound, self._plays_until = now, now
         self._longest_gap = max(self._longest_gap, now - self._plays_until)
         self._plays_until = max(now, self._plays_until) + frames / self.cell.costs.frames_per_s
-        if is_last:
+        self._is_heard = is_last
+        self._end_if_whole()
+
+    def written(self) -> None:
+        """The answer's last token reaches the client."""
+        self._is_written = True
+        self._end_if_whole()
+
+    def _end_if_whole(self) -> None:
+        if self._is_heard and self._is_written:
             self.session.tokens = self.context_tokens + self.tokens
             self.session.user_tokens = self.user_tokens
             self._end("answered", "")
@@ -138,5 +147,5 @@ class Turn:
         self._held.close()
         first_s = None if self._first_sound is None else self._first_sound - self._began
         self.cell.results.ended(self._began, outcome, where, first_s, self._longest_gap > _GAP_S)
-        now = self.cell.clock.now
+        now = self.cell.clock.wall_s
         self.cell.sessions.answered(self.session, max(0.0, self._plays_until - now))

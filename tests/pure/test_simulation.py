@@ -12,7 +12,7 @@ import structlog
 from prometheus_client import REGISTRY
 
 from benchmarks.simulation.__main__ import main
-from benchmarks.simulation.agreement import FRAMES, PROMPT_TOKENS, TOKENS, Measured, Step, costs_of
+from benchmarks.simulation.calibration import FRAMES, PROMPT_TOKENS, THIS_MACHINE, TOKENS, Measured, costs_of
 from benchmarks.simulation.cell import Cell, Counts, seeded
 from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.closed_loop import simulate
@@ -24,7 +24,6 @@ from benchmarks.simulation.faults import WHATS, Fault, What, plan
 from benchmarks.simulation.gateway import Core
 from benchmarks.simulation.gpus import Gpu, Steps
 from benchmarks.simulation.whole import sessions_of_cells
-from benchmarks.traffic.figures import Figures
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
 from services.common.rpc.call import Admission
@@ -269,29 +268,54 @@ def test_flags_that_are_refused(flags: list[str], reason: str, capsys: pytest.Ca
     assert reason in capsys.readouterr().err
 
 
-def measured(streams: int, steps: dict[str, Step], ttfa_ms: float) -> Measured:
-    first = {"thinker": 9.0, "talker": 6.0, "code2wav": 5.0}
-    stages = {stage: {"first_output_ms": ms} for stage, ms in first.items()}
-    spreads = {"ttfa_ms": {"p50": ttfa_ms}, "total_ms": {"p50": 200.0}}
-    return Measured(streams, [(40, 60)] * 16, Figures(16, 0, 0, 3.0, spreads, 20.0, 0, 0, 1.0, stages=stages), steps)
+def measured(streams: int, shared_by: dict[str, float], cpu_ms: dict[str, float], ttfa_ms: float) -> Measured:
+    figures = {"TTFA ms": ttfa_ms, "total ms": 200.0, "frames/s": 20.0}
+    return Measured(streams, [(40, 60)] * 16, figures, shared_by, cpu_ms, talker_prefill_ms=3.0)
+
+
+ONE = measured(
+    1,
+    {"thinker": 1, "talker": 1, "code2wav": 8},
+    {"thinker": 120, "talker": 150, "code2wav": 56, "gateway": 10},
+    40.0,
+)
+EIGHT = measured(
+    8,
+    {"thinker": 4, "talker": 7, "code2wav": 16},
+    {"thinker": 60, "talker": 50, "code2wav": 50, "gateway": 10},
+    90.0,
+)
 
 
 def test_a_machine_is_simulated_by_what_was_measured_on_it() -> None:
     """Steps are those of its runs, and with one stream nobody waits for another one."""
-    one = measured(1, {"thinker": Step(3, 1), "talker": Step(2.5, 1), "code2wav": Step(8, 8)}, 40.0)
-    many = measured(8, {"thinker": Step(9, 4), "talker": Step(8.5, 7), "code2wav": Step(20, 32)}, 90.0)
-    costs, gpu = costs_of(one, many), Gpu("this machine", 1.0, 10**6, 256)
-    steps, tokens, positions = Steps(costs, gpu), PROMPT_TOKENS + TOKENS, PROMPT_TOKENS + FRAMES / 2
-    for run in (one, many):
-        thinkers, talkers, frames = (run.steps[stage].size for stage in ("thinker", "talker", "code2wav"))
-        assert steps.thinker(round(thinkers), thinkers * tokens) == pytest.approx(run.steps["thinker"].ms / 1000)
-        assert steps.talker(round(talkers), talkers * positions) == pytest.approx(run.steps["talker"].ms / 1000)
-        assert steps.decoder(round(frames)) == pytest.approx(run.steps["code2wav"].ms / 1000)
-    alone = simulate(costs, gpu, 1, one.answers)
+    costs = costs_of(ONE, EIGHT, cores=8)
+    steps, tokens, positions = Steps(costs, THIS_MACHINE), PROMPT_TOKENS + TOKENS, PROMPT_TOKENS + FRAMES / 2
+    for run in (ONE, EIGHT):
+        thinkers, talkers, frames = (run.shared_by[stage] for stage in ("thinker", "talker", "code2wav"))
+        assert steps.thinker(round(thinkers), thinkers * tokens) == pytest.approx(run.step_ms("thinker") / 1000)
+        assert steps.talker(round(talkers), talkers * positions) == pytest.approx(run.step_ms("talker") / 1000)
+        assert steps.decoder(round(frames)) == pytest.approx(run.step_ms("code2wav") / 1000)
+    alone = simulate(costs, THIS_MACHINE, 1, ONE.answers, cores=8)
     assert alone["TTFA ms"] == pytest.approx(40, abs=2)
     assert alone["total ms"] == pytest.approx(40 + 59 * 2.5, rel=0.15)
-    eight = simulate(costs, gpu, 8, many.answers)
+    eight = simulate(costs, THIS_MACHINE, 8, EIGHT.answers, cores=8)
     assert 1.5 < eight["frames/s"] / alone["frames/s"] < 8
+
+
+def test_processes_that_share_cores_make_no_more_than_the_cores_do() -> None:
+    costs, answers = costs_of(ONE, EIGHT, cores=8), EIGHT.answers
+    apart, shared = (simulate(costs, THIS_MACHINE, 8, answers, cores) for cores in (None, 1))
+    assert shared["frames/s"] < 0.7 * apart["frames/s"]
+    assert shared["total ms"] > 1.4 * apart["total ms"]
+    one_core_ms = sum(EIGHT.cpu_ms.values())
+    assert shared["frames/s"] == pytest.approx(60 / (one_core_ms / 1000), rel=0.15)
+
+
+def test_an_answer_has_not_ended_before_its_text_has() -> None:
+    costs = costs_of(ONE, EIGHT, cores=8)
+    short = simulate(costs, THIS_MACHINE, 1, [(40, 2)] * 4)
+    assert short["total ms"] > 39 * ONE.step_ms("thinker")
 
 
 def test_a_closed_loop_gives_each_answer_its_length() -> None:

@@ -1,0 +1,82 @@
+"""Constants of a machine whose stages share its cores, from loads that were measured on it."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.simulation.closed_loop import Length, simulate
+from benchmarks.simulation.costs import Costs
+from benchmarks.simulation.decoder import pieces
+from benchmarks.simulation.gpus import Gpu
+
+TOKENS, FRAMES = 40, 60  # most of an answer, as of `make bench`
+PROMPT_TOKENS = 20.0  # about; they are in the thinker's cache
+CPU_STEP_FRAMES = 16  # services/code2wav/engine.py
+THIS_MACHINE = Gpu("this machine", 1.0, 10**6, 256)  # a "gigabyte" is a millisecond here
+_STAGES = ("thinker", "talker", "code2wav")
+_WAYS = 5  # of a first sound: to the thinker, talker, code2wav, gateway and client
+_TRIES = 8
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A load on the real system, of so many `streams` at a time.
+
+    Attributes:
+        figures: as `simulate` has them.
+        shared_by: by stage, answers that shared a step; of code2wav, codec frames. The means.
+        cpu_ms: CPU time of an answer, by stage; "gateway": of the gateway and of the clients.
+        talker_prefill_ms: of an answer.
+    """
+
+    streams: int
+    answers: Sequence[Length]
+    figures: dict[str, float]
+    shared_by: dict[str, float]
+    cpu_ms: dict[str, float]
+    talker_prefill_ms: float
+
+    def step_ms(self, stage: str) -> float:
+        """CPU time of a step, all that the stage does beside it included."""
+        made = statistics.mean(tokens if stage == "thinker" else frames for tokens, frames in self.answers)
+        return self.cpu_ms[stage] * self.shared_by[stage] / made
+
+
+def costs_of(one: Measured, most: Measured, cores: int) -> Costs:
+    """Of `one`, steps alone, and what a request and the way of its first sound cost; of `most`, what each further
+    answer adds to a step."""
+    launch_ms, more_ms = dict[str, float](), dict[str, float]()
+    for stage in _STAGES:
+        few, many = one.step_ms(stage), most.step_ms(stage)
+        further = most.shared_by[stage] - one.shared_by[stage]
+        more = (many - few) / further if further > 0 else 0.0
+        more_ms[stage] = min(max(0.0, more), few / one.shared_by[stage])
+        launch_ms[stage] = few - more_ms[stage] * one.shared_by[stage]
+    base = Costs().with_values(question_s=0, text_tokens=PROMPT_TOKENS)
+    sound = statistics.mean(len(pieces(frames)) for _, frames in one.answers) * base.piece_ms + TOKENS * base.token_ms
+    times = max(0.0, one.cpu_ms["gateway"] - base.request_ms) / sound  # streamed, token by token
+    costs = base.with_values(
+        piece_ms=times * base.piece_ms,
+        token_ms=times * base.token_ms,
+        way_ms=0,
+        states_ms=0,
+        tokenizer_ms=0,
+        prefill_ms=0,
+        thinker_launch_ms=launch_ms["thinker"],
+        thinker_dense_gb=0,
+        thinker_experts_gb=0,
+        context_gb=more_ms["thinker"] / (PROMPT_TOKENS + TOKENS),
+        talker_launch_ms=launch_ms["talker"],
+        talker_dense_gb=0,
+        talker_experts_gb=0,
+        talker_context_gb=more_ms["talker"] / (PROMPT_TOKENS + FRAMES / 2),
+        talker_prefill_ms=one.talker_prefill_ms,
+        decoder_launch_ms=launch_ms["code2wav"],
+        decoder_frame_gb=more_ms["code2wav"],
+        decoder_step_frames=CPU_STEP_FRAMES,
+    )
+    for _ in range(_TRIES):
+        simulated = simulate(costs, THIS_MACHINE, one.streams, one.answers, cores)
+        late_ms = one.figures["TTFA ms"] - simulated["TTFA ms"]
+        costs = costs.with_values(way_ms=max(0.0, costs.way_ms + late_ms / _WAYS))
+    return costs
