@@ -166,7 +166,8 @@ async def to_generation(gateway: Gateway, request: ImageRequest, inputs: InputIm
     info = image_facts(stage, edits=bool(inputs.images))
     start = request.image_start(info)
     if (count := len(inputs.images)) > info.max_images:
-        raise invalid("image", f"there are {count}; this model takes {info.max_images} at most")
+        member = inputs.images[0].field.partition("[")[0]  # image of a form, images of JSON
+        raise invalid(member, f"there are {count}; this model takes {info.max_images} at most")
     if inputs.mask is not None and not info.mask:
         raise invalid("mask", "this model takes none; leave it out")
     if inputs.mask is not None and count > 1:

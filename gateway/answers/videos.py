@@ -4,11 +4,12 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from gateway.answers.diffusion import DiffusionRequest, VideoExtras, fill_size, require_info
+from gateway.answers.files.images import ImageReference
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_store import VideoJob
 from gateway.errors import in_own_terms, invalid
@@ -28,19 +29,6 @@ def _number(value: Any) -> Any:
         return value
 
 
-class InputReference(Strict):
-    """The first frame."""
-
-    image_url: str | None = Field(default=None, min_length=1, description="https, http or data URL of an image")
-    file_id: str | None = Field(default=None, description="of an uploaded image, instead of image_url")
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if (self.image_url is None) == (not self.file_id):
-            raise ValueError("must be {image_url: an https, http or data URL}, {file_id}, or a file of a form")
-        return self
-
-
 class VideoReference(Strict):
     """A finished video of this server."""
 
@@ -53,7 +41,7 @@ class VideoRequest(DiffusionRequest):
     seconds: Annotated[float, Field(gt=0), BeforeValidator(_number)] | None = None
     num_frames: Positive | None = Field(default=None, description="instead of seconds")
     size: str | None = Field(default=None, description="WIDTHxHEIGHT in pixels; default: the model's")
-    input_reference: InputReference | None = None
+    input_reference: ImageReference | None = Field(default=None, description="the first frame")
     quartet: VideoExtras | None = None
 
     def linked(self, name: Literal["video", "control_video"]) -> MediaFile | None:

@@ -1,6 +1,7 @@
 """`/v1/batches`, with OpenAI's client: what lines come to, faults, the end, and another gateway's part in it."""
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,17 +11,21 @@ import openai
 import pytest
 from openai.types import Batch
 
+from cli.plan import DIT_PIPELINE as DIT
 from gateway.access.api_keys import new_key
 from gateway.answers.batches import runner
 from gateway.answers.batches.store import BatchLost, BatchStore, StoredBatch
 from gateway.answers.batches.tables import batches
 from tests.pure.test_api_keys import bearer, entry, write
+from tests.support.clients.pictures import ASK, pixels, png, same, shown
+from tests.support.scripted.dit import DRAWN_SEED
 from tests.support.scripted.thinker import PIECES
 from tests.support.systems.gateway import Running, running
 from tests.support.systems.postgres import Place
 
 TEXT = "".join(PIECES)
-CHATS = "/v1/chat/completions"
+CHATS, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
+QUESTION = Path(__file__).parents[2] / "cli" / "assets" / "question.wav"
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
@@ -30,9 +35,13 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Running]:
         yield started
 
 
+def line_of(endpoint: str, custom_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"custom_id": custom_id, "method": "POST", "url": endpoint, "body": {"model": "scripted", **body}}
+
+
 def chat(number: int, **body: Any) -> dict[str, Any]:
-    asked = {"model": "scripted", "messages": [{"role": "user", "content": f"line {number}"}], **body}
-    return {"custom_id": f"id-{number}", "method": "POST", "url": CHATS, "body": asked}
+    asked = {"messages": [{"role": "user", "content": f"line {number}"}], **body}
+    return line_of(CHATS, f"id-{number}", asked)
 
 
 async def upload(gateway: Running, lines: list[Any], **options: Any) -> str:
@@ -59,13 +68,13 @@ async def lines_of(gateway: Running, file_id: str | None) -> list[dict[str, Any]
 
 
 async def test_each_line_is_answered(gateway: Running) -> None:
-    lines = [chat(0), chat(1, temperature=9), "", chat(2, stream=False)]
+    lines = [chat(0), chat(1, temperature=9), "", chat(2, stream=False), chat(3, stream=True)]
     batch = await begin(gateway, lines)
     assert (batch.object, batch.endpoint, batch.completion_window) == ("batch", CHATS, "24h")
     done = await ended(gateway, batch)
     assert done.status == "completed"
     assert done.request_counts is not None
-    assert done.request_counts.model_dump() == {"total": 3, "completed": 2, "failed": 1}
+    assert done.request_counts.model_dump() == {"total": 4, "completed": 2, "failed": 2}
     assert done.created_at <= (done.in_progress_at or 0) <= (done.finalizing_at or 0) <= (done.completed_at or 0)
     results = await lines_of(gateway, done.output_file_id)
     assert [line["custom_id"] for line in results] == ["id-0", "id-2"]
@@ -73,21 +82,76 @@ async def test_each_line_is_answered(gateway: Running) -> None:
         assert line["error"] is None
         assert (line["response"]["status_code"], bool(line["response"]["request_id"])) == (200, True)
         assert line["response"]["body"]["choices"][0]["message"]["content"] == TEXT
-    (failed,) = await lines_of(gateway, done.error_file_id)
-    assert (failed["custom_id"], failed["response"]["status_code"]) == ("id-1", 400)
-    assert failed["response"]["body"]["error"]["param"] == "temperature"
+    failed = [(line["custom_id"], line["response"]) for line in await lines_of(gateway, done.error_file_id)]
+    assert [(name, response["status_code"]) for name, response in failed] == [("id-1", 400), ("id-3", 400)]
+    assert [response["body"]["error"]["param"] for _, response in failed] == ["temperature", "stream"]
     starts = gateway.scripts["thinker"].requests
     assert {start.priority for start in starts} == {2**31 - 1}
     assert [each.id for each in (await gateway.openai.batches.list()).data] == [batch.id]
 
 
-async def test_speech_is_in_base64(gateway: Running) -> None:
-    body = {"model": "scripted", "input": "Hello.", "voice": "ethan", "response_format": "pcm"}
-    line = {"custom_id": "a", "method": "POST", "url": "/v1/audio/speech", "body": body}
-    done = await ended(gateway, await begin(gateway, [line], "/v1/audio/speech"))
-    (result,) = await lines_of(gateway, done.output_file_id)
-    assert result["response"]["body"]["content_type"].startswith("audio/")
-    assert len(result["response"]["body"]["data"]) > 1000
+async def test_speech_is_in_base64_and_its_events_are_a_text(gateway: Running) -> None:
+    body = {"input": "Hello.", "voice": "ethan", "response_format": "pcm"}
+    lines = [line_of(SPEECH, "sound", body), line_of(SPEECH, "events", body | {"stream_format": "sse"})]
+    done = await ended(gateway, await begin(gateway, lines, SPEECH))
+    sound, told = (line["response"]["body"] for line in await lines_of(gateway, done.output_file_id))
+    assert sound["content_type"].startswith("audio/")
+    assert len(sound["data"]) > 1000
+    assert json.loads(told.split("\n\n")[0].removeprefix("data: "))["type"] == "speech.audio.delta"
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/audio/transcriptions", "/v1/audio/translations"])
+async def test_transcriptions(gateway: Running, endpoint: str) -> None:
+    uploaded = await gateway.openai.files.create(file=QUESTION, purpose="user_data")
+    url = f"data:audio/wav;base64,{base64.b64encode(QUESTION.read_bytes()).decode()}"
+    good = {
+        "of a file": {"file_id": uploaded.id},
+        "of a URL": {"file_url": url, "temperature": 0.5},
+        "subtitles": {"file_id": uploaded.id, "response_format": "srt"},
+        "text": {"file_url": url, "response_format": "text"},
+    }
+    bad = {
+        "no file": ({}, "file"),
+        "two files": ({"file_id": uploaded.id, "file_url": url}, "file_url"),
+        "another file": ({"file_id": "file-1"}, "file_id"),
+        "another host": ({"file_url": "http://127.0.0.1/a.wav"}, "file_url"),
+        "a stream": ({"file_url": url, "stream": True}, "stream"),
+        "a format": ({"file_url": url, "response_format": "ass"}, "response_format"),
+    }
+    asked = good | {name: body for name, (body, _) in bad.items()}
+    lines = [line_of(endpoint, name, body) for name, body in asked.items()]
+    done = await ended(gateway, await begin(gateway, lines, endpoint))
+    results = await lines_of(gateway, done.output_file_id)
+    bodies = {line["custom_id"]: line["response"]["body"] for line in results}
+    assert list(bodies) == list(good)
+    assert (bodies["of a file"]["text"], bodies["of a URL"]["text"]) == (TEXT, TEXT)
+    assert bodies["text"] == f"{TEXT}\n"
+    assert bodies["subtitles"].startswith("1\n00:00:00,")
+    assert TEXT in bodies["subtitles"]
+    failed = await lines_of(gateway, done.error_file_id)
+    errors = {line["custom_id"]: (line["response"]["status_code"], line["response"]["body"]) for line in failed}
+    for name, (_, param) in bad.items():
+        status, body = errors.pop(name)
+        assert (status, body["error"]["param"]) == (400, param), name
+    assert not errors
+    starts = gateway.scripts["thinker"].requests
+    assert [start.priority for start in starts] == [2**31 - 1] * len(good)
+
+
+async def test_edits_of_images(tmp_path: Path) -> None:
+    endpoint = "/v1/images/edits"
+    async with running(DIT, files_dir=tmp_path / "files", jobs_dir=tmp_path / "jobs") as gateway:
+        uploaded = await gateway.openai.files.create(file=("a.png", png(3)), purpose="vision")
+        ask = ASK | {"images": [{"file_id": uploaded.id}], "mask": {"image_url": shown(png(4))["image_url"]["url"]}}
+        lines = [line_of(endpoint, "good", ask), line_of(endpoint, "a stream", ask | {"stream": True})]
+        done = await ended(gateway, await begin(gateway, lines, endpoint))
+        (result,) = await lines_of(gateway, done.output_file_id)
+        same(pixels(result["response"]["body"]["data"][0]["b64_json"]), DRAWN_SEED)
+        (failed,) = await lines_of(gateway, done.error_file_id)
+        assert (failed["custom_id"], failed["response"]["body"]["error"]["param"]) == ("a stream", "stream")
+        (start,) = gateway.scripts["dit"].requests
+        assert ([image.field for image in start.images], start.mask.field) == (["images[0]"], "mask")
+        assert bytes(gateway.scripts["dit"].media) == png(3) + png(4)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +229,8 @@ async def test_each_key_has_its_own(tmp_path: Path) -> None:
     keys = write(tmp_path / "keys.yaml", entry("alice", alice, requests_per_minute=20), entry("bob", bob))
     async with running(files_dir=tmp_path / "files", api_keys_file=keys) as gateway:
         file_id = await upload(gateway, [chat(n) for n in range(30)], extra_headers=bearer(alice))
+        named = await gateway.http.post("/v1/audio/transcriptions", json={"file_id": file_id}, headers=bearer(bob))
+        assert (named.status_code, named.json()["error"]["code"]) == (400, "file_not_found")
         wanted: dict[str, Any] = {"input_file_id": file_id, "endpoint": CHATS, "completion_window": "24h"}
         with pytest.raises(openai.BadRequestError, match="there is no file"):
             await gateway.openai.batches.create(**wanted, extra_headers=bearer(bob))

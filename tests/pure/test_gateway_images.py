@@ -29,6 +29,7 @@ from tests.support.systems.gateway import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHAT = "/v1/chat/completions"
+SHOWN = {"image_url": shown(png())["image_url"]["url"]}
 
 
 def events(text: str) -> list[dict]:
@@ -207,6 +208,16 @@ async def test_an_edit_of_a_large_picture_with_a_mask(gateway):
     assert (start.images[0].field, start.mask.field, start.width) == ("image", "mask", 0)
     assert [(lora.name, lora.weight) for lora in start.loras] == [("oil", 2.0)]
     assert bytes(gateway.scripts["dit"].media) == image + mask
+
+
+async def test_an_edit_in_json(gateway):
+    urls = [shown(png(i))["image_url"] for i in range(2)]
+    image, mask = ({"image_url": each["url"]} for each in urls)
+    body = (await gateway.http.post(EDIT, json=ASK | {"images": [image], "mask": mask, "seed": 8})).json()
+    same(pixels(body["data"][0]["b64_json"]), 8)
+    (start,) = gateway.scripts["dit"].requests
+    assert ([each.field for each in start.images], start.mask.field) == (["images[0]"], "mask")
+    assert bytes(gateway.scripts["dit"].media) == png(0) + png(1)
 
 
 async def test_a_streamed_edit(gateway):
@@ -389,7 +400,7 @@ async def test_running_requests_are_counted(gateway):
 
 async def test_bodies_that_are_none(gateway):
     assert (await gateway.http.post(GENERATE, content=b"{")).json()["error"]["code"] == "invalid_json"
-    response = await gateway.http.post(EDIT, json=ASK)
+    response = await gateway.http.post(EDIT, content=b"x", headers={"content-type": "image/png"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_form")
     response = await gateway.http.post(EDIT, content=b"x", headers={"content-type": "multipart/form-data"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_form")
@@ -428,6 +439,26 @@ async def test_bad_edits_name_the_field(refusing, files, fields, param):
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error")
     assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({}, "images"),
+        ({"images": []}, "images"),
+        ({"images": [{}]}, "images[0]"),
+        ({"images": [{"image_url": "data:,", "file_id": "file-1"}]}, "images[0]"),
+        ({"images": [{"file_id": "file-1"}]}, "images[0].file_id"),
+        ({"images": [SHOWN, {"image_url": "data:image/png;base64,AAAA"}]}, "images[1]"),
+        ({"images": [SHOWN] * 4}, "images"),
+        ({"images": [SHOWN], "mask": {"file_id": "file-1"}}, "mask.file_id"),
+        ({"images": [SHOWN], "mask": {"image_url": "http://127.0.0.1/a.png"}}, "mask"),
+        ({"images": [SHOWN], "image": "x"}, "image"),
+    ],
+)
+async def test_bad_edits_in_json_name_the_member(refusing, wrong, param):
+    response = await refusing.http.post(EDIT, json=ASK | wrong)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
 @pytest.mark.parametrize(

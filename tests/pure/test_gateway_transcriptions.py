@@ -108,14 +108,16 @@ async def test_each_stretch_of_speech_is_asked_for_and_told_in_order(gateway):
 async def test_how_a_transcript_is_sampled(gateway, path):
     sampling: dict[str, Any] = {"seed": 7, "top_p": 0.5, "top_k": 5, "min_p": 0.25, "repetition_penalty": 1.5}
     sampling |= {"frequency_penalty": -0.5, "presence_penalty": 0.5}
-    assert (await post(gateway, path, **sampling)).status_code == 200
+    assert (await post(gateway, path, **sampling, priority=5)).status_code == 200
     for start in gateway.scripts["thinker"].requests:
+        assert start.priority == 5
         assert {name: getattr(start.sampling, name) for name in sampling} == sampling
     for name in sampling:
         wrong: dict[str, Any] = {name: "many"}
         error = (await post(gateway, path, **wrong)).json()["error"]
         assert (error["param"], error["code"]) == (name, "invalid_value")
     await post(gateway, path)
+    assert gateway.scripts["thinker"].requests[-1].priority == 0
     assert not any(gateway.scripts["thinker"].requests[-1].sampling.HasField(name) for name in sampling)
 
 
@@ -319,6 +321,7 @@ async def test_a_body_in_json(gateway, path):
     sounds = (
         {"file": data},
         {"file": url},
+        {"file_url": url},
         {"input_audio": {"data": data, "format": "mp3"}},
         {"input_audio": {"data": url}},
     )
@@ -332,6 +335,10 @@ async def test_a_body_in_json(gateway, path):
         ({"input_audio": {"data": "?"}}, "input_audio.data"),
         ({"input_audio": {"format": "mp3"}}, "input_audio.data"),
         ({"input_audio": {"data": data}, "file": data}, "input_audio"),
+        ({"file_id": "file-1", "file_url": url}, "file_url"),
+        ({"file_id": "file-1"}, "file_id"),
+        ({"file_url": data}, "file_url"),
+        ({"file_url": "http://127.0.0.1/a.mp3"}, "file_url"),
         ({"model": "scripted", "file": "http://127.0.0.1/a.mp3"}, "file"),
         ({"model": "scripted", "file": data, "beams": 2}, "beams"),
     ):

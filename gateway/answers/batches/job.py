@@ -17,7 +17,7 @@ from gateway.errors import ApiError
 
 @dataclass(frozen=True)
 class LineAnswer:
-    """What the gateway answers to a line. `body`: JSON's value; of sound its base64."""
+    """What the gateway answers to a line. `body`: JSON's value; a text; of sound its base64."""
 
     status: int
     request_id: str

@@ -21,7 +21,10 @@ _LOOK_S = 2.0  # for batches that another gateway left, or that were made there
 _IDLE_S = 0.02
 _STARVED_S = 10.0  # a line begins then, however busy the gateway is: a batch ends some day
 _AGAIN_S = 2.0  # after a stage was full or away
-_BY_PRIORITY = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+_BY_PRIORITY = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations"),
+)
 
 log = structlog.get_logger()
 

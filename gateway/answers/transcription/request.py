@@ -54,6 +54,7 @@ class TranslationRequest(BeamMembers, ignoring(TranscriptSampling, *harmless.TRA
     n: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="beams of use_beam_search; the best is the transcript"
     )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = Field(default=None, description="as chat's")
     stream: bool = False
     stream_include_usage: bool = Field(default=False, description="a stream's events are vLLM's chunks as well")
     stream_continuous_usage_stats: bool = Field(default=False, description="each chunk has the usage so far")

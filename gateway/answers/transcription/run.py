@@ -165,7 +165,7 @@ class TranscriptionRun:
         sampling = thinker_pb2.SamplingParameters(temperature=temperature, max_tokens=most, **others)
         if self.request.response_format == "verbose_json":
             sampling.top_logprobs = 0
-        start = thinker_pb2.GenerateStart(sampling=sampling, lora=self._lora)
+        start = thinker_pb2.GenerateStart(sampling=sampling, lora=self._lora, priority=self.request.priority or 0)
         self.request.search(start, self.request.n or 1)
         file = encode_audio(window.pcm16, RATE_HZ, "wav")
         sound = media_pb2.Media(kind=media_pb2.MEDIA_KIND_AUDIO, data=file, field=self.sound.field)

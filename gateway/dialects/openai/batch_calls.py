@@ -11,10 +11,11 @@ from starlette.types import ASGIApp, Message
 from gateway.access.api_key import ApiKey
 from gateway.access.shared import SharedState
 from gateway.answers.batches.job import LineAnswer
-from gateway.errors import ApiError
+from gateway.errors import ApiError, invalid
 from gateway.http.json_writer import to_json
 
 _HOST = b"localhost"  # a name that any gateway has
+_TEXTS = ("text/", "application/x-subrip")  # as clients of one request get them: transcripts, events of speech
 
 
 class BatchCalls:
@@ -29,7 +30,9 @@ class BatchCalls:
         self._app, self._find_key = app, find_key
 
     async def __call__(self, path: str, body: dict[str, Any], owner: str | None) -> LineAnswer:
-        """Raises ApiError: 401, the owner's key is gone."""
+        """Raises ApiError: 400, it would be a stream, whose pieces nobody waits for; 401, the owner's key is gone."""
+        if body.get("stream"):
+            raise invalid("stream", "a batch has no streams: leave it out")
         state: dict[str, Any] = {}
         if self._find_key is not None:
             state["key"] = self._unlimited(owner)
@@ -84,6 +87,8 @@ def _answer(messages: list[Message]) -> LineAnswer:
     kind = headers.get("content-type", "")
     if kind.startswith("application/json"):
         body: Any = orjson.loads(content)
+    elif kind.startswith(_TEXTS):
+        body = content.decode()
     else:
         body = {"content_type": kind, "data": base64.b64encode(content).decode()}
     return LineAnswer(start["status"], headers.get("x-request-id", ""), body)

@@ -28,7 +28,10 @@ Endpoint = Literal[
     "/v1/responses",
     "/v1/embeddings",
     "/v1/images/generations",
+    "/v1/images/edits",
     "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
 ]
 
 

@@ -7,17 +7,20 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.diffusion import ImageRequest
+from gateway.answers.files.images import ImageReference, named_images
 from gateway.answers.gateway import Gateway
 from gateway.answers.images import GeneratedImage, ImageGeneration, InputImages, to_generation
 from gateway.answers.meter import Meter
 from gateway.errors import invalid
-from gateway.http.connection import admitted, named_sse, respond
-from gateway.http.forms import FILE, page, read_form, read_json
+from gateway.http.connection import admitted, named_sse, owner_of, respond
+from gateway.http.forms import FILE, is_json, page, read_form, read_json
 from gateway.http.json_writer import Json
 from gateway.media.check import MediaFile
+from gateway.validation import Listed
 from quartet.v1.dit_pb2 import DitProgress
 
 router = APIRouter(tags=["images"])
@@ -37,6 +40,16 @@ _EDIT_OPENAPI = page(
 )
 
 
+class _EditInJson(ImageRequest):
+    """An edit whose images are named."""
+
+    images: Listed[ImageReference] = Field(min_length=1, description="each {image_url} or {file_id}")
+    mask: ImageReference | None = None
+
+
+_EDIT_OPENAPI["requestBody"]["content"] |= page(_EditInJson, "")["requestBody"]["content"]
+
+
 @router.post("/v1/images/generations", openapi_extra=_OPENAPI)
 async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
     """Makes images from a prompt."""
@@ -46,7 +59,10 @@ async def generate_images(http: Request, gateway: Annotated[Gateway, Depends(adm
 
 @router.post("/v1/images/edits", openapi_extra=_EDIT_OPENAPI)
 async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitted)]) -> Response:
-    """Makes images from a prompt and other images; the body is a form."""
+    """Makes images from a prompt and other images; the body is a form, or JSON that names the images."""
+    if is_json(http):
+        in_json = await read_json(http, _EditInJson)
+        return await _respond(http, gateway, in_json, await _named(http, gateway, in_json))
     most = gateway.fetcher.limits.media_max_parts + 1
     request, files = await read_form(http, ImageRequest, {"image", "mask", "control_image"}, most)
     images, masks, controls = (files.get(name, []) for name in ("image", "mask", "control_image"))
@@ -57,6 +73,16 @@ async def edit_images(http: Request, gateway: Annotated[Gateway, Depends(admitte
     mask = MediaFile("mask", "image", content=masks[0]) if masks else None
     inputs = InputImages(_sent("image", images), mask, [*request.control_images, *_sent("control_image", controls)])
     return await _respond(http, gateway, request, inputs)
+
+
+async def _named(http: Request, gateway: Gateway, request: _EditInJson) -> InputImages:
+    """Raises ApiError: 400, a file is not there."""
+    named = {f"images[{i}]": image for i, image in enumerate(request.images)}
+    if request.mask is not None:
+        named["mask"] = request.mask
+    files = await named_images(gateway, named, owner_of(http))
+    mask = None if request.mask is None else files.pop()
+    return InputImages(files, mask, request.control_images)
 
 
 def _sent(name: str, files: Sequence[bytes]) -> list[MediaFile]:

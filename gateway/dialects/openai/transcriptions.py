@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
-from pydantic import Field
 from starlette.responses import Response
 
 from gateway.answers.gateway import Gateway
@@ -16,12 +15,11 @@ from gateway.answers.transcription.audio_sources import FileSound
 from gateway.answers.transcription.formats import joined, srt, vtt
 from gateway.answers.transcription.request import TranscriptionRequest, TranslationRequest
 from gateway.answers.transcription.run import TranscriptionRun
+from gateway.dialects.openai.sounds_in_json import IN_JSON
 from gateway.errors import invalid
 from gateway.http.connection import EventStream, admitted, drain, key_of, owner_of, sse, while_connected
 from gateway.http.forms import FILE, is_json, page, read_form, read_json
 from gateway.http.json_writer import Json
-from gateway.media.fetch import media_errors
-from gateway.validation import Strict
 
 _PLAIN = {"text": "text/plain", "srt": "application/x-subrip", "vtt": "text/vtt"}
 _SUBTITLES = {"srt": srt, "vtt": vtt}
@@ -29,48 +27,10 @@ _SUBTITLES = {"srt": srt, "vtt": vtt}
 router = APIRouter(tags=["transcriptions"])
 
 
-class _InputAudio(Strict):
-    """A file as chats have it."""
-
-    data: str = Field(description="base64, or a data, https or http URL")
-    format: str | None = Field(default=None, description="accepted; the sound itself says what it is")
-
-
-class _File(Strict):
-    """What a request in JSON has for a file: one of the two."""
-
-    file: str | None = Field(default=None, description="base64, or a data, https or http URL")
-    input_audio: _InputAudio | None = Field(default=None, description="instead of file")
-
-    def sound(self) -> tuple[str, str]:
-        """The member that has the sound, and what it says. Raises ApiError: there is none, or there are two."""
-        if self.file is not None and self.input_audio is not None:
-            raise invalid("input_audio", "and file are one file too many: send one of them")
-        if self.input_audio is not None:
-            return "input_audio.data", self.input_audio.data
-        if self.file is None:
-            raise invalid("file", "required, but missing", "missing_required_parameter")
-        return "file", self.file
-
-
-class _TranscriptionInJson(TranscriptionRequest, _File):
-    pass
-
-
-class _TranslationInJson(TranslationRequest, _File):
-    pass
-
-
-_IN_JSON: dict[type[TranslationRequest], type[Any]] = {
-    TranscriptionRequest: _TranscriptionInJson,
-    TranslationRequest: _TranslationInJson,
-}
-
-
 def _page(model: type[TranslationRequest]) -> dict[str, Any]:
     answer = "Transcription, or text, or with stream transcript.text events"
     described = page(model, answer, {"file": FILE}, needed="file", media_type="multipart/form-data")
-    in_json = page(_IN_JSON[model], answer)["requestBody"]["content"]
+    in_json = page(IN_JSON[model], answer)["requestBody"]["content"]
     described["requestBody"]["content"] |= in_json
     return described
 
@@ -100,19 +60,16 @@ async def _respond(http: Request, gateway: Gateway, model: type[TranslationReque
 
 async def _read(http: Request, gateway: Gateway, model: type[TranslationRequest]) -> tuple[TranslationRequest, bytes]:
     """The request and its file. Raises ApiError."""
-    most = gateway.fetcher.limits.media_max_bytes
     if is_json(http):
-        in_json = await read_json(http, _IN_JSON[model])
+        in_json = await read_json(http, IN_JSON[model])
         in_json.check()
-        member, sound = in_json.sound()
-        with media_errors(member):
-            return in_json, await gateway.fetcher.get_or_decode(sound, "audio", most)
+        return in_json, await in_json.read(gateway, owner_of(http))
     request, files = await read_form(http, model, {"file"}, 1)
     request.check()
     if not files:
         raise invalid("file", "required, but missing", "missing_required_parameter")
     (content,) = files["file"]
-    if len(content) > most:
+    if len(content) > (most := gateway.fetcher.limits.media_max_bytes):
         raise invalid("file", f"is larger than {most} bytes", "invalid_media")
     return request, content
 

@@ -11,12 +11,11 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import FileResponse
 from starlette.responses import Response
 
-from gateway.answers.files.contents import read_files
+from gateway.answers.files.images import named_images
 from gateway.answers.gateway import Gateway
 from gateway.answers.video_jobs import VideoJobs
 from gateway.answers.video_store import VideoJob
 from gateway.answers.videos import (
-    InputReference,
     VideoEditRequest,
     VideoInputs,
     VideoRequest,
@@ -187,8 +186,10 @@ async def _read(http: Request, model: type[Asked]) -> tuple[Asked, dict[str, Med
 
 async def _inputs(http: Request, request: VideoRequest, files: dict[str, MediaFile]) -> VideoInputs:
     """Those of a form, and those to fetch. Raises ApiError: 400, one is there twice, or a file is not there."""
+    named = {} if request.input_reference is None else {"input_reference": request.input_reference}
+    images = await named_images(http.app.state.gateway, named, owner_of(http))
     linked = {
-        "input_reference": await _reference(http, request.input_reference) if request.input_reference else None,
+        "input_reference": images[0] if images else None,
         "video": request.linked("video"),
         "control_video": request.linked("control_video"),
     }
@@ -196,15 +197,6 @@ async def _inputs(http: Request, request: VideoRequest, files: dict[str, MediaFi
         raise invalid(twice[0], "is in the form twice")
     image, video, control_video = (files.get(name) or linked[name] for name in linked)
     return VideoInputs(image, video, control_video)
-
-
-async def _reference(http: Request, reference: InputReference) -> MediaFile:
-    """Raises ApiError: 400, there is no such file."""
-    url = reference.image_url
-    if reference.file_id:
-        wanted = {reference.file_id: "input_reference.file_id"}
-        url = (await read_files(http.app.state.gateway, wanted, owner_of(http)))[reference.file_id].url
-    return MediaFile("input_reference", "image", url or "")
 
 
 async def _of_own(http: Request, video_id: str, field: str, inputs: VideoInputs) -> VideoInputs:
