@@ -249,21 +249,21 @@ class GatewaySettings(TlsSettings):
 
     voices_dir: Path | None = Field(
         default_factory=partial(_state_dir, "voices"),
-        description="directory of uploaded voices and their samples; default: quartet/voices in $XDG_STATE_HOME or "
-        "~/.local/state",
+        description="directory of uploaded voices and their samples; with database_url or blobs_url samples are where "
+        "uploaded files are; default: quartet/voices in $XDG_STATE_HOME or ~/.local/state",
     )
     max_voices: int = Field(default=1000, ge=0, description="most uploaded voices; one takes about 1 MB of disk")
     max_voices_per_key: int = Field(default=100, ge=0, description="most of them that were made with one API key")
 
     files_dir: Path | None = Field(
         default_factory=partial(_state_dir, "files"),
-        description="directory of uploaded files, and with database_url of finished videos, which gateways may share; "
-        "default: quartet/files in $XDG_STATE_HOME or ~/.local/state",
+        description="directory of uploaded files, and with database_url of finished videos and voices' samples, which "
+        "gateways may share; default: quartet/files in $XDG_STATE_HOME or ~/.local/state",
     )
     blobs_url: Annotated[str | None, AfterValidator(_bucket)] = Field(
         default=None,
-        description="s3://BUCKET/PREFIX for the bytes of uploaded files and videos, which gateways of many machines "
-        "reach; its server and credentials are in the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, "
+        description="s3://BUCKET/PREFIX for the bytes of uploaded files, videos and voices' samples, which gateways of "
+        "many machines reach; its server and credentials are in the environment: AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, "
         "AWS_SECRET_ACCESS_KEY, AWS_REGION; default: files_dir has them",
     )
     max_file_bytes: int = Field(

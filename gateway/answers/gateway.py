@@ -15,7 +15,7 @@ from gateway.answers.room import ROOM_VALUES, Room
 from gateway.answers.transcript_store import TranscriptStore
 from gateway.answers.transcripts import Transcripts
 from gateway.answers.video_jobs import VideoJobs
-from gateway.answers.voice_store import VoiceStore
+from gateway.answers.voice_store import VoiceStore, voice_store
 from gateway.listening.detector import Detectors
 from gateway.listening.turn_model import TurnModel
 from gateway.media.fetch import Fetcher
@@ -130,7 +130,7 @@ class Gateway:
     def voices(self) -> VoiceStore:
         """The uploaded voices; opened at the first use. Raises ApiError: there is no place for them."""
         with store_errors(VoiceStore.fault):
-            place = self.place(self.settings.voices_dir)
-            voices = VoiceStore(place, self.settings.max_voices, self.settings.max_voices_per_key)
+            voices = voice_store(self.settings, self.database)
+        voices.begin()
         self._opened.push_async_callback(voices.close)
         return voices

@@ -22,7 +22,7 @@ from gateway.store.columns import fits
 from gateway.store.database import Database
 from gateway.store.errors import StoreError, required
 from gateway.store.queries import owned_by
-from gateway.store.row_blobs import BlobStore, RowBlobs, blobs_of
+from gateway.store.row_blobs import BlobStore, RowBlobs, shared_blobs_of
 from gateway.store.sqlite import file_of
 
 Status = Literal["queued", "in_progress", "completed", "failed"]
@@ -265,10 +265,8 @@ class VideoStore(BlobStore):
 
 
 def video_store(settings: GatewaySettings, database: Database | None) -> VideoStore:
-    """The videos of a gateway. Several gateways share a database, or have a bucket: finished videos are then where
-    uploaded files are. Raises StoreError."""
-    is_shared = database is not None or settings.blobs_url is not None
-    blobs = blobs_of(settings) if is_shared else None
+    """The videos of a gateway. Raises StoreError."""
+    blobs = shared_blobs_of(settings, database)
     return VideoStore(database or settings.jobs_dir, settings.video_ttl_s, settings.jobs_dir, blobs)
 
 

@@ -3,6 +3,7 @@
 from sqlalchemy import BigInteger, Column, Double, Index, LargeBinary, MetaData, Table, Text
 
 from gateway.store.columns import SEQUENCE
+from gateway.store.row_blobs import spaces_table
 
 tables = MetaData()
 
@@ -17,8 +18,10 @@ voices = Table(
     Column("seconds", Double, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("owner", Text),  # name of an API key; NULL: there were no keys
-    Column("sample", LargeBinary, nullable=False),  # a FLAC file: a voice is complete or absent, and no file is left
+    Column("sample", LargeBinary, nullable=False),  # a FLAC file; empty: it is a blob
     Column("folded_name", Text, nullable=False, server_default=""),  # without its case
     Index("voices_by_name", "folded_name"),
     sqlite_autoincrement=True,
 )
+
+spaces = spaces_table("voice_spaces", tables)

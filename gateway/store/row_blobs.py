@@ -11,6 +11,7 @@ from sqlalchemy import Column, Connection, MetaData, Table, Text, insert, select
 
 from gateway.settings import GatewaySettings
 from gateway.store.blobs import Blobs
+from gateway.store.database import Database
 from gateway.store.errors import required, store_errors
 from gateway.store.store import ClientStore
 
@@ -79,15 +80,18 @@ class RowBlobs:
     async def sweep(self, known: Callable[[list[str]], Awaitable[set[str]]]) -> None:
         """Removes what crashes left: blobs whose ids are not among those that `known` returns of some."""
         with store_errors(self._store.fault):
-            async for names in self._blobs.older(self._store.space, time.time() - _SETTLED_S):
+            async for names in self._blobs.older(self._space(), time.time() - _SETTLED_S):
                 ids = {name.rpartition("/")[2]: name for name in names}
                 for row_id in ids.keys() - await known(list(ids)):
                     await self._blobs.delete(ids[row_id])
                     log.warning("removed bytes that belong to nothing", store=self._store.name, id=row_id)
 
     def _name(self, row_id: str) -> str:
+        return f"{self._space()}/{row_id}"
+
+    def _space(self) -> str:
         assert self._store.space, "the store was used before"
-        return f"{self._store.space}/{row_id}"
+        return self._store.space
 
     async def _with_errors(self, pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
         with store_errors(self._store.fault):
@@ -101,3 +105,9 @@ def blobs_of(settings: GatewaySettings) -> Blobs:
         return Blobs(settings.blobs_url, "blobs_url")
     folder: Path = required(settings.files_dir, "files_dir", "files")
     return Blobs(folder / "blobs", "files_dir")
+
+
+def shared_blobs_of(settings: GatewaySettings, database: Database | None) -> Blobs | None:
+    """Where several gateways find the bytes of rows that they share, which is where those of files are: if they have a
+    database, or a bucket. None: neither. Raises StoreError, as `blobs_of`."""
+    return blobs_of(settings) if database is not None or settings.blobs_url is not None else None

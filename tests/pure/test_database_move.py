@@ -10,6 +10,7 @@ from gateway.answers.video_store import VideoStore
 from gateway.answers.voice_store import UploadedVoice, VoiceStore
 from gateway.dialects.responses.items import new_id
 from gateway.dialects.responses.store import ResponseStore, Thread
+from gateway.store.blobs import Blobs
 from gateway.store.postgres import PostgresDatabase
 from tests.pure.test_store_migrations import RESPONSES, VERSIONS, VIDEOS, VOICES, released
 
@@ -30,6 +31,9 @@ async def test_all_is_moved_and_goes_on(tmp_path: Path, postgres_url: str) -> No
     released(tmp_path / "responses/responses.sqlite", 1, RESPONSES + threads)
     voices = "INSERT INTO voices VALUES (7, 'voice_1', 'Anna', 'c', '', 1.5, 7, 'ada', x'0102');"
     released(tmp_path / "voices/voices.sqlite", 1, VOICES + voices)
+    samples = Blobs(tmp_path / "samples", "files_dir")
+    async with VoiceStore(tmp_path / "voices", 5, 5, samples) as before:
+        await before.add(UploadedVoice("voice_8", "Zoe", "c", "", 1, 8, "bob"), b"\3\4")
     columns = "id, model, prompt, status, progress, created_at, width, height, frames, frames_per_second"
     videos = f"INSERT INTO videos ({columns}) VALUES ('video_1', 'm', 'p', 'completed', 100, 7, 64, 48, 9, 16.0);"
     released(tmp_path / "jobs/videos.sqlite", 3, VIDEOS.format(VERSIONS[3]) + videos)
@@ -40,20 +44,20 @@ async def test_all_is_moved_and_goes_on(tmp_path: Path, postgres_url: str) -> No
         0,
         [
             "moved responses: 450 threads, 0 events, 450 items",
-            "moved voices: 1 voices",
+            "moved voices: 1 voice_spaces, 2 voices",
             "moved videos: 0 video_spaces, 1 videos",
         ],
     )
     database = PostgresDatabase(postgres_url)
     async with (
         ResponseStore(database, 1000, 1 << 20) as responses,
-        VoiceStore(database, 5, 5) as kept,
+        VoiceStore(database, 5, 5, samples) as kept,
         VideoStore(database, 60, tmp_path / "jobs") as jobs,
     ):
         assert await responses.items("resp_449") == [{"id": "msg_449"}]
         await responses.put(Thread(new_id("resp"), 0, None, {}), "ada", [{"id": "later"}])  # numbered behind those
-        (anna,) = await kept.all_of("ada")
-        assert await kept.sample(anna) == b"\1\2"
+        (anna, zoe) = await kept.all_of(None)
+        assert [await kept.sample(voice) for voice in (anna, zoe)] == [b"\1\2", b"\3\4"]
         await kept.add(UploadedVoice("voice_2", "Bert", "c", "", 1, 8, "ada"), b"")
         assert [voice.name for voice in await kept.all_of("ada")] == ["Anna", "Bert"]
         assert (video := await jobs.get("video_1")) is not None

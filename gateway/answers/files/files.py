@@ -16,9 +16,8 @@ from gateway.store.database import Database
 from gateway.store.errors import required, store_errors
 from gateway.store.row_blobs import RowBlobs, blobs_of
 from gateway.store.sqlite import file_of
+from gateway.store.sweeping import sweep_often
 from gateway.tasks import cancel
-
-SWEEP_S = 3600.0
 
 log = structlog.get_logger()
 
@@ -44,7 +43,7 @@ class Files:
         self._max_bytes = settings.max_files_bytes
 
     def begin(self) -> None:
-        self._sweeping = asyncio.create_task(self._sweep_often())
+        self._sweeping = asyncio.create_task(sweep_often(self.sweep, self.store.name))
 
     async def close(self) -> None:
         await cancel(self._sweeping)
@@ -124,16 +123,6 @@ class Files:
         for file_id in ids:
             await self._blobs.delete(file_id)
         await self.store.remove(ids)
-
-    async def _sweep_often(self) -> None:
-        while True:
-            try:
-                await self.sweep()
-            except ApiError:  # the store has logged it
-                pass
-            except Exception:
-                log.exception("files cannot be swept")
-            await asyncio.sleep(SWEEP_S)
 
 
 def has_files(settings: GatewaySettings) -> bool:
