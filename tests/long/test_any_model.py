@@ -140,12 +140,14 @@ def test_a_thought_is_left_out_by_the_template(served: openai.OpenAI, reference:
     assert choice.token_ids == reference.chat(QUESTION, **kwargs)
 
 
+@pytest.mark.weekly  # it starts a system for one answer
 def test_parsers_can_be_named(terminal: tuple[Terminal, str, str]) -> None:
     _, _, line, *_ = TYPED
     with terminal[0].served(line, "ready after"):
         assert ask(client_of(terminal[2]), tools=[TOOL]).choices[0].token_ids
 
 
+@pytest.mark.weekly  # it starts a system for one answer
 def test_a_base_model_completes(tmp_path: Path) -> None:
     base = text_checkpoint("llama", template=False)
     reference = Reference(base)

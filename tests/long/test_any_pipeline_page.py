@@ -15,7 +15,7 @@ from tests.support.weights.checkpoints import diffusion_checkpoint
 from tests.support.weights.modular import modular_checkpoint
 from tests.support.weights.unlisted import unlisted_checkpoint
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.weekly]
 PAGE = lines("docs/any-model.md")
 SMALL = "--steps 2"  # a checkpoint of random weights takes as long for a step as one that knows something
 

@@ -24,7 +24,7 @@ from tests.support.systems.handed_over import (
 )
 from tests.support.systems.stack import stopped, until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.weekly]
 
 READ = QUICK | {"prompt": "a plan that takes a while"} | thinks(500)
 
