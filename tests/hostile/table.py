@@ -67,7 +67,7 @@ ENDPOINTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "GET /v1/batches/{batch_id}": ((NAME,), (404,)),
     "POST /v1/batches/{batch_id}/cancel": ((NAME,), (404,)),
     "POST /v1/images/generations": ((JSON,), (200, 404)),
-    "POST /v1/images/edits": ((FORM,), (200, 404)),
+    "POST /v1/images/edits": ((JSON, FORM), (200, 404)),
     "GET /v1/videos": ((), ()),
     "POST /v1/videos": ((JSON, FORM), (200, 404)),
     "POST /v1/videos/edits": ((JSON, FORM), (200, 404)),

@@ -76,6 +76,7 @@ def test_it_does_not_start_with_an_expired_certificate(tmp_path: Path):
     assert f"--tls-cert: {directory}/gateway/tls.crt expired at" in said
 
 
+@pytest.mark.long
 async def test_a_killed_gateway_loses_no_video(tmp_path: Path):
     """kill -9 with a finished video, one in the making and one that waits: the next gateway says so of each, once the
     leases are over."""
@@ -110,6 +111,7 @@ async def test_a_killed_gateway_loses_no_video(tmp_path: Path):
             assert left == {f"{finished}.mp4"}
 
 
+@pytest.mark.long
 async def test_a_gateway_that_stood_still_gives_its_video_up(tmp_path: Path):
     """SIGSTOP for longer than a lease: another gateway has ended its video, and it changes nothing of that."""
     async with (

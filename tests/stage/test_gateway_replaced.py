@@ -17,6 +17,7 @@ from tests.support.k8s.objects import ROOT, Cluster, pod_of
 from tests.support.scripted.stages import ScriptedStages, scripted_stages
 from tests.support.systems.stack import free_port
 
+pytestmark = pytest.mark.long
 GUARD_S = 120.0
 CHAT, SPEECH, RESPONSES = "/v1/chat/completions", "/v1/audio/speech", "/v1/responses"
 ASK = {"model": "scripted", "messages": [{"role": "user", "content": "Hello"}]}

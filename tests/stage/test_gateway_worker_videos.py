@@ -16,6 +16,7 @@ from tests.support.scripted.stages import scripted_stages
 from tests.support.systems import workers
 from tests.support.systems.video import MODEL, VIDEO_INFO, ScriptedDit, decode_mp4, scripted_dit
 
+pytestmark = pytest.mark.long
 PATH = "/v1/videos"
 GUARD_S = 60
 MAKE = {"model": MODEL, "prompt": "a boat"}
