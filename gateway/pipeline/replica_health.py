@@ -39,6 +39,7 @@ class ReplicaHealth:
         down_since: `time.monotonic()`; None while it serves.
         running, queued: its requests at the last check.
         kv_cache_usage: 0 to 1.
+        of_others: requests of other gateways at the last check.
         in_flight: requests of this gateway.
         last_chosen: number of its last request, counted over all replicas.
         idle: set while there are none.
@@ -55,7 +56,7 @@ class ReplicaHealth:
         self.down_since: float | None = time.monotonic()
         self.running = self.queued = self.in_flight = self.last_chosen = self.faults = 0
         self.kv_cache_usage = 0.0
-        self._of_others = self._losses = self._revision = self._late = 0
+        self.of_others = self._losses = self._revision = self._late = 0
         self._channels, self._on_change = channels, on_change
         self._check_now, self.idle = asyncio.Event(), asyncio.Event()
         self.idle.set()
@@ -93,7 +94,7 @@ class ReplicaHealth:
     @property
     def load(self) -> int:
         """Requests of other gateways at the last check, and of this gateway now."""
-        return self._of_others + self.in_flight
+        return self.of_others + self.in_flight
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -153,7 +154,7 @@ class ReplicaHealth:
         """Takes the load of an answered check, before which `ours_before` requests of this gateway were there."""
         self.running, self.queued, self.kv_cache_usage = load.running, load.queued, load.kv_cache_usage
         # The replica counts ours too. A request that came or went meanwhile may be on either side of the count.
-        self._of_others = max(0, load.running + load.queued - max(ours_before, self.in_flight))
+        self.of_others = max(0, load.running + load.queued - max(ours_before, self.in_flight))
         metrics.LOAD.labels(self.stage, self.address).set(self.load)
 
     def check_failed(self, code: grpc.StatusCode, details: str, was_healthy: bool) -> None:

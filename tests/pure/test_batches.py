@@ -207,6 +207,23 @@ async def test_a_batch_waits_for_others(gateway: Running, monkeypatch: pytest.Mo
     assert (done.status, len(thinker.requests)) == ("completed", 4)
 
 
+async def test_a_batch_waits_for_those_of_other_gateways(gateway: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_STARVED_S", 3600.0)
+    thinker = gateway.scripts["thinker"]
+    (replica,) = gateway.app.state.gateway.pipeline.by_name["thinker"].replicas.values()
+    thinker.running += 1  # of another gateway
+    async with asyncio.timeout(60):
+        while not replica.of_others:
+            await asyncio.sleep(0.02)
+    batch = await begin(gateway, [chat(0)])
+    async with asyncio.timeout(60):
+        while (await gateway.openai.batches.retrieve(batch.id)).status == "validating":
+            await asyncio.sleep(0.02)
+    assert not thinker.requests
+    thinker.running -= 1
+    assert (await ended(gateway, batch)).status == "completed"
+
+
 async def test_a_cancelled_batch_has_what_is_done(gateway: Running) -> None:
     thinker = gateway.scripts["thinker"]
     thinker.hold, thinker.after = True, 2

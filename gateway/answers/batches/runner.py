@@ -19,6 +19,7 @@ from services.common.sampling_limits import BACKGROUND_PRIORITY
 _RENEWAL_S = 4.0
 _LOOK_S = 2.0  # for batches that another gateway left, or that were made there
 _IDLE_S = 0.02
+_QUIET_S = 1.0  # who has just been answered may ask again, and then finds no line
 _STARVED_S = 10.0  # a line begins then, however busy the gateway is: a batch ends some day
 _AGAIN_S = 2.0  # after a stage was full or away
 _BY_PRIORITY = (
@@ -43,6 +44,7 @@ class BatchRunner:
         self._gateway, self.store, self._ask = gateway, store, ask
         self._most = gateway.settings.batch_requests  # lines at a time
         self._running = 0  # lines
+        self._others_s = -_QUIET_S  # when somebody else was there
         self._made = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -120,6 +122,7 @@ class BatchRunner:
 
     async def _answer(self, job: "BatchJob") -> None:
         done, running = await self.store.done(job.batch.id), set[asyncio.Task[None]]()
+        looking = asyncio.create_task(self._look_for_others())
         try:
             async with aclosing(job.lines()) as lines:
                 async for line in lines:
@@ -136,12 +139,30 @@ class BatchRunner:
             for task in running:
                 await task
         finally:
-            await cancel(*running)
+            await cancel(looking, *running)
+
+    async def _look_for_others(self) -> None:
+        while True:
+            if self._has_others():
+                self._others_s = time.monotonic()
+            await asyncio.sleep(_IDLE_S)
+
+    def _has_others(self) -> bool:
+        """Whether the gateway answers anybody else, or each replica of a stage somebody of another gateway."""
+        if self._gateway.admission.in_flight > self._running:
+            return True
+        stages = self._gateway.pipeline.by_name.values()
+        serving = ([each for each in stage.replicas.values() if each.serving] for stage in stages)
+        return any(replicas and all(each.of_others for each in replicas) for replicas in serving)
 
     async def _until_idle(self) -> None:
-        """Waits while the gateway answers anybody else."""
+        """Waits until nobody else has been there for a moment."""
         end_s = time.monotonic() + _STARVED_S
-        while self._gateway.admission.in_flight > self._running and time.monotonic() < end_s:  # noqa: ASYNC110
+        while (now_s := time.monotonic()) < end_s:
+            if self._has_others():
+                self._others_s = now_s
+            elif now_s >= self._others_s + _QUIET_S:
+                break
             await asyncio.sleep(_IDLE_S)
 
     async def _answer_line(self, job: "BatchJob", line: BatchLine) -> None:
