@@ -21,13 +21,11 @@ from benchmarks.systems.processes import Groups, tree_cpu_s
 
 CHAT, STORED, CHAINED = "plain chat", "stored response", "chained response"
 FLOWS = (CHAT, STORED, CHAINED)
+ONE, TWO, APART = "one", "two", "two apart"
+KINDS = (ONE, TWO, APART)
 _CHAIN = 4  # responses of a chain: what one costs depends on how many are before it
 _FLUSHED_S = 11.0  # PostgreSQL's connections tell their counts ten seconds after their last transaction
 _TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = %s"
-
-
-ONE, TWO, APART = "one", "two", "two apart"
-KINDS = (ONE, TWO, APART)
 
 
 @dataclass

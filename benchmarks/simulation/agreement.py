@@ -70,7 +70,9 @@ class Rounds:
         return [each.cpu_s_per_request[process] for each in self.figures]
 
 
-async def measure(at: speech.Target, run_directory: Path, streams: list[int], options: Any) -> list[Measured]:
+async def measure(
+    at: speech.Target, run_directory: Path, streams: list[int], options: argparse.Namespace
+) -> list[Measured]:
     """Closed loops on a running system."""
     gateway, rounds = Gateway(at.url, Wish(TOKENS, FRAMES, 0.0, 0)), defaultdict[int, Rounds](Rounds)
     try:
@@ -83,10 +85,9 @@ async def measure(at: speech.Target, run_directory: Path, streams: list[int], op
                 before = {stage: scrape_of(run_directory, stage) for stage in _STEPS}
                 load = closed_loop(gateway.send, count, requests)
                 answers, figures = await speech.measured(at, rate_hz, load, Exchange.answer)
-                of = rounds[count]
-                of.answers += answers
-                of.figures.append(figures)
-                of.shared_by.append(_shared_by(before, run_directory, _lengths(answers)))
+                rounds[count].answers += answers
+                rounds[count].figures.append(figures)
+                rounds[count].shared_by.append(_shared_by(before, run_directory, _lengths(answers)))
     finally:
         await gateway.close()
     return [rounds[count].measured(count) for count in streams]

@@ -14,15 +14,15 @@ class Clock:
         events: that have happened.
     """
 
-    @property
-    def wall_s(self) -> float:
-        """What the users' clocks show."""
-        return self.now
-
     def __init__(self) -> None:
         self.now, self.events = 0.0, 0
         self._heap = list[tuple[float, int, Callable[..., object], tuple[Any, ...]]]()
         self._order = itertools.count()
+
+    @property
+    def wall_s(self) -> float:
+        """What the users' clocks show."""
+        return self.now
 
     def after(self, delay_s: float, happens: Callable[..., object], *arguments: Any) -> None:
         heapq.heappush(self._heap, (self.now + delay_s, next(self._order), happens, arguments))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from random import Random
 
 from benchmarks.simulation.cell import Cell, Counts
-from benchmarks.simulation.clock import Clock
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.gpus import Gpu
 from benchmarks.simulation.sessions import Sessions
@@ -50,21 +49,20 @@ class ClosedLoop(Sessions):
 
 
 def simulate(
-    costs: Costs, gpu: Gpu, streams: int, answers: Sequence[Length], cores: int | None = None
+    costs: Costs, gpu: Gpu, streams: int, answers: Sequence[Length], cores: float = math.inf
 ) -> dict[str, float]:
     """TTFA and total (p50, ms), and codec frames a second of all streams, with one replica of each stage.
 
     Args:
-        cores: that all processes share; None: each has its own.
+        cores: that all processes share.
 
     Raises:
         RuntimeError: a request was not answered.
     """
-    clock = Clock() if cores is None else SharedCores(cores)
+    clock = SharedCores(cores)
     cell = Cell(costs, gpu, ONE_OF_EACH, 0, Random(0), clock=clock)
-    if isinstance(clock, SharedCores):
-        clock.processes += [machine.process.engine.works for machine in cell.machines.values()]
-        clock.processes += [gateway.core.works for gateway in cell.gateways]
+    clock.processes += [machine.process.engine.works for machine in cell.machines.values()]
+    clock.processes += [gateway.core.works for gateway in cell.gateways]
     began_s = clock.wall_s
     cell.sessions = loop = ClosedLoop(cell, streams, answers)
     while len(loop.total_s) < len(answers):

@@ -8,6 +8,7 @@ from benchmarks.simulation.clock import Clock
 STREAMS = 32  # of a step
 FIRST_FRAMES = (1, 2, 4, 8)  # of an answer's pieces; each later one has MOST_FRAMES
 MOST_FRAMES = 16
+_Piece = tuple[int, Callable[[], None]]  # frames, and what is done with them
 
 
 def pieces(frames: int) -> list[int]:
@@ -58,10 +59,7 @@ class Decoder:
             self.busy_s += length_s
             self._clock.after(length_s, self._stepped, batch)
 
-    def _stepped(self, batch: list["_Piece"]) -> None:
+    def _stepped(self, batch: list[_Piece]) -> None:
         for _, decoded in batch:
             decoded()
         self._step()
-
-
-_Piece = tuple[int, Callable[[], None]]  # frames, and what is done with them

@@ -14,7 +14,7 @@ class SharedCores(Clock):
         processes: of the machine; whether each works.
     """
 
-    def __init__(self, cores: int) -> None:
+    def __init__(self, cores: float) -> None:
         super().__init__()
         self.processes = list[Callable[[], bool]]()
         self._cores, self._wall_s = cores, 0.0

@@ -21,7 +21,7 @@ from gateway.store.blobs import Blobs
 from quartet.v1 import dit_pb2, server_info_pb2
 from tests.support.clock import put_forward, until
 from tests.support.network.line import Line
-from tests.support.systems.bucket import OF_SERVER, Bucket
+from tests.support.systems.bucket import Bucket, blobs_left
 from tests.support.systems.postgres import Place
 from tests.support.systems.video import (
     MODEL,
@@ -47,15 +47,6 @@ async def stage():
         yield started
 
 
-@pytest.fixture(params=["folder", "bucket"])
-def shared(request: pytest.FixtureRequest, postgres_url: str, tmp_path: Path) -> dict[str, Any]:
-    """Settings of all gateways."""
-    settings: dict[str, Any] = {"database_url": postgres_url, "files_dir": tmp_path / "files"}
-    if request.param == "bucket":
-        settings["blobs_url"] = request.getfixturevalue("bucket").url
-    return settings
-
-
 @pytest.fixture
 async def two(stage, shared: dict[str, Any], tmp_path: Path) -> AsyncIterator[list[Client]]:
     """Gateways, each with a directory of its own."""
@@ -67,8 +58,7 @@ async def two(stage, shared: dict[str, Any], tmp_path: Path) -> AsyncIterator[li
 
 def left(folder: Path) -> list[str]:
     """Names of files that are any video's."""
-    found = (path for path in folder.rglob("video_*") if path.is_file())
-    return sorted(path.name for path in found if not any(part.startswith(OF_SERVER) for part in path.parts))
+    return blobs_left(folder, "video_*")
 
 
 async def test_any_gateway_has_what_another_one_made(two: list[Client], tmp_path: Path):

@@ -18,7 +18,7 @@ from tests.support.clients.voices import IMITATOR, PIPELINE, RATE_HZ, VOICES, he
 from tests.support.clock import until
 from tests.support.network.line import Line
 from tests.support.scripted.code2wav import PCM16
-from tests.support.systems.bucket import OF_SERVER, Bucket
+from tests.support.systems.bucket import Bucket, blobs_left
 from tests.support.systems.gateway import running
 from tests.support.systems.postgres import Place
 
@@ -26,19 +26,9 @@ ANNA = UploadedVoice("voice_1", "Anna", "c", "", 1, 0, "ada")
 AWAY = "uploaded voices cannot be read or written now, as their storage cannot be reached; try again"
 
 
-@pytest.fixture(params=["folder", "bucket"])
-def shared(request: pytest.FixtureRequest, postgres_url: str, tmp_path: Path) -> dict[str, Any]:
-    """Settings of all gateways."""
-    settings: dict[str, Any] = {"database_url": postgres_url, "files_dir": tmp_path / "files"}
-    if request.param == "bucket":
-        settings["blobs_url"] = request.getfixturevalue("bucket").url
-    return settings
-
-
 def samples(folder: Path) -> list[str]:
     """Names of files that are any voice's."""
-    found = (path for path in folder.rglob("voice_*") if path.is_file())
-    return sorted(path.name for path in found if not any(part.startswith(OF_SERVER) for part in path.parts))
+    return blobs_left(folder, "voice_*")
 
 
 async def test_any_gateway_speaks_in_a_voice_at_once_and_removes_it(shared: dict[str, Any], tmp_path: Path):

@@ -143,9 +143,15 @@ class BatchRunner:
 
     async def _look_for_others(self) -> None:
         while True:
-            if self._has_others():
-                self._others_s = time.monotonic()
+            self._is_quiet()
             await asyncio.sleep(_IDLE_S)
+
+    def _is_quiet(self) -> bool:
+        """Whether nobody else has been there for a moment."""
+        now_s = time.monotonic()
+        if self._has_others():
+            self._others_s = now_s
+        return now_s >= self._others_s + _QUIET_S
 
     def _has_others(self) -> bool:
         """Whether the gateway answers anybody else, or each replica of a stage somebody of another gateway."""
@@ -156,13 +162,8 @@ class BatchRunner:
         return any(replicas and all(each.of_others for each in replicas) for replicas in serving)
 
     async def _until_idle(self) -> None:
-        """Waits until nobody else has been there for a moment."""
         end_s = time.monotonic() + _STARVED_S
-        while (now_s := time.monotonic()) < end_s:
-            if self._has_others():
-                self._others_s = now_s
-            elif now_s >= self._others_s + _QUIET_S:
-                break
+        while not self._is_quiet() and time.monotonic() < end_s:  # noqa: ASYNC110
             await asyncio.sleep(_IDLE_S)
 
     async def _answer_line(self, job: "BatchJob", line: BatchLine) -> None:

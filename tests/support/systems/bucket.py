@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.support.network.line import Line, line_to
 
 KEY, SECRET = "quartet", "a secret of this test"
-OF_SERVER = ".nanio"  # what it notes down of objects
+_OF_SERVER = ".nanio"  # what it notes down of objects
 
 
 class Bucket:
@@ -47,7 +47,7 @@ class Bucket:
     def objects(self) -> list[str]:
         """Names of what is complete."""
         names = (str(each.relative_to(self.folder)) for each in self.folder.rglob("*") if each.is_file())
-        return sorted(name for name in names if not name.startswith(OF_SERVER))
+        return sorted(name for name in names if not name.startswith(_OF_SERVER))
 
 
 @pytest_asyncio.fixture
@@ -71,3 +71,18 @@ async def line(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     async with line_to(bucket.port) as line:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{line.port}")
         yield line
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def shared(request: pytest.FixtureRequest, postgres_url: str, tmp_path: Path) -> dict[str, Any]:
+    """Settings of all gateways of a database and a place of blobs."""
+    settings: dict[str, Any] = {"database_url": postgres_url, "files_dir": tmp_path / "files"}
+    if request.param == "bucket":
+        settings["blobs_url"] = request.getfixturevalue("bucket").url
+    return settings
+
+
+def blobs_left(folder: Path, pattern: str) -> list[str]:
+    """Names of files below `folder` that match, and are not the server's own notes."""
+    found = (path for path in folder.rglob(pattern) if path.is_file())
+    return sorted(path.name for path in found if not any(part.startswith(_OF_SERVER) for part in path.parts))
