@@ -31,6 +31,7 @@ from services.thinker.family import ThinkerCheckpoint, load_checkpoint
 from services.thinker.llm import shut_down, started
 from services.thinker.lora import Adapters
 from services.thinker.metrics import EngineStats
+from services.thinker.plugin.expected import Expected
 from services.thinker.plugin.row_channel import RowReceiver
 from services.thinker.plugin.rows import Range, RowRequest
 from services.thinker.recorder import VllmRecorder
@@ -101,6 +102,7 @@ class ThinkerEngine:
         tool_parser: the one that the settings name, or the checkpoint, if any.
         runner_is_v2: whether vLLM's model runner is V2.
         speech_prompts: those by which the model writes down speech; None: it has none of its own.
+        expected: by it, requests of the background wait for one whose prompt is still made.
     """
 
     def __init__(
@@ -112,8 +114,9 @@ class ThinkerEngine:
         adapters: Adapters,
         tool_parser: "type[ToolParser] | None",
         grammars: GrammarChecks,
+        expected: Expected,
     ) -> None:
-        self.adapters, self.tool_parser = adapters, tool_parser
+        self.adapters, self.tool_parser, self.expected = adapters, tool_parser, expected
         self.checkpoint = checkpoint
         self.rows = rows
         self.row_kinds = checkpoint.row_kinds()
@@ -154,7 +157,7 @@ class ThinkerEngine:
             grammars = GrammarChecks(checkpoint.folder, llm.model_config.get_vocab_size())
             stack.callback(grammars.close)
             grammars.start_later()
-            engine = cls(llm, checkpoint, rows, stack.pop_all(), adapters, tool_parser, grammars)
+            engine = cls(llm, checkpoint, rows, stack.pop_all(), adapters, tool_parser, grammars, Expected(scratch))
         try:
             await adapters.load_named()
         except BaseException:

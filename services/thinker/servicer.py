@@ -15,7 +15,7 @@ from services.common.media.decoders import Decoders
 from services.common.rpc.call import serve_call
 from services.common.rpc.requests import first_start, read_bytes
 from services.common.rpc.status import abort
-from services.common.sampling_limits import BEAMS
+from services.common.sampling_limits import BACKGROUND_PRIORITY, BEAMS
 from services.common.stage import Stage
 from services.thinker.config import ThinkerSettings
 from services.thinker.conversation import Conversation, MediaFile, Message, RawPrompt, SpokenInput
@@ -47,6 +47,8 @@ class ThinkerServicer(thinker_pb2_grpc.ThinkerServiceServicer):
     ) -> AsyncIterator[thinker_pb2.GenerateResponse]:
         start = await first_start(request_iterator, context)
         async with serve_call("thinker", start.request_id, context, self._stage.admission) as call:
+            if start.priority < BACKGROUND_PRIORITY and not start.count_only:
+                self.engine.expected.announce()
             hub, stream_id = self._stage.hub, start.output_stream_id
             stream = hub.open(stream_id, self.engine.offered_rows) if stream_id else nullcontext()
             with self.engine.adapters.use(start.lora) as lora, stream as output, ExitStack() as places:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -236,7 +237,8 @@ async def test_concurrent_requests_do_not_see_each_other(thinker: Thinker) -> No
 
 
 async def test_a_request_in_the_background_lets_others_go_first(thinker: Thinker) -> None:
-    """One that is written and one that is to be read: each is in few of the steps, and comes to what it would alone."""
+    """One that is written and one that is to be read: each is in few of the steps, and comes to what it would alone.
+    While another is announced, but does not come, there is a step a second."""
     texts, lengths = ("hello the world " * 12, "one the world", "two the world " * 9), (240, 48, 40)
     cases = [Conversation([Message("user", [text])]) for text in texts]
     written: list[list[int]] = [[], [], []]
@@ -251,11 +253,16 @@ async def test_a_request_in_the_background_lets_others_go_first(thinker: Thinker
     async with asyncio.timeout(GUARD_S):
         running = [begin(0)]
         await until_written(0)
+        thinker.engine.expected.announce(for_s=GUARD_S)
+        announced_s, before = time.monotonic(), len(written[0])
+        await asyncio.sleep(0.3)
+        assert len(written[0]) - before < 4 + time.monotonic() - announced_s
         running.append(begin(1, priority=0))
         await until_written(1)
         before, left = len(written[0]), lengths[1] - len(written[1])
         running.append(begin(2))
         await running[1]
+        thinker.engine.expected.announce(for_s=0)
         assert len(written[0]) - before < left / 4 + 2
         assert len(written[2]) < left / 4
         results = await asyncio.gather(*running)

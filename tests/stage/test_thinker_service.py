@@ -22,9 +22,11 @@ import pytest_asyncio
 from quartet.v1 import media_pb2, server_info_pb2, server_info_pb2_grpc, stream_pb2, thinker_pb2, thinker_pb2_grpc
 from services.common.errors import ContextTooLong, InvalidInput, StageError, Unavailable
 from services.common.rpc.status import from_rpc_error
+from services.common.sampling_limits import BACKGROUND_PRIORITY
 from services.common.stream.rows import Chunk
 from services.thinker.environment import SCRATCH_PREFIX
 from services.thinker.family import load_checkpoint
+from services.thinker.plugin import SCRATCH_DIR
 from tests.support.samples.media import mp4, png, wav
 from tests.support.stage.streaming import subscribe
 from tests.support.systems.hub import Hub
@@ -482,6 +484,16 @@ async def test_a_schema_whose_client_has_left_delays_nobody(client: Client) -> N
     async with asyncio.timeout(10):
         while compiler.children():
             await asyncio.sleep(0.05)
+
+
+async def test_a_request_is_announced_unless_it_lets_others_go_first(client: Client) -> None:
+    (directory,) = {child.environ().get(SCRATCH_DIR) for child in processes_of(client)} - {None}
+    file, announced = Path(directory or "", "expected"), []
+    for fields in ({"priority": BACKGROUND_PRIORITY}, {"count_only": True}, {}):
+        before = file.read_bytes()
+        await client.generate(client.start("hello", sampling={"max_tokens": 1}, **fields))
+        announced.append(file.read_bytes() != before)
+    assert announced == [False, False, True]
 
 
 async def test_no_socket_between_its_processes_is_open_to_others(client: Client) -> None:

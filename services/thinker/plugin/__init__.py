@@ -36,7 +36,8 @@ def register() -> None:
     keep_alternatives()
     score_prompts()
     keep_media_whole()
-    let_others_go_first()
+    if scratch_dir:
+        let_others_go_first(Path(scratch_dir))
     if vllm_is_for_cpus():
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
