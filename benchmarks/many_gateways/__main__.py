@@ -130,6 +130,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="checkpoint directory of the batch's part; default: a new small one")
     parser.add_argument("--spoken", type=int, default=40, help="live spoken answers of a round; 0: that is left out")
     parser.add_argument("--rate", type=float, default=2.0, help="of them, arrivals a second")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="from one's end to the next, instead of --rate")
     parser.add_argument("--text-tokens", type=int, default=40, help="most text tokens of each")
     parser.add_argument("--frames", type=int, default=60, help="most codec frames of each")
     parser.add_argument("--lines", type=int, default=1000, help="of a batch")

@@ -5,9 +5,10 @@ import asyncio
 import itertools
 import json
 import math
+import random
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import httpx
 from rich.table import Table
 
 from benchmarks.systems.gateways import GatewayProcess
-from benchmarks.traffic.client import Gateway, Wish
+from benchmarks.traffic.client import Exchange, Gateway, Wish
 from benchmarks.traffic.load import PROMPTS, open_loop, poisson_arrivals
 
 ENDPOINT = "/v1/chat/completions"
@@ -133,9 +134,12 @@ async def _round(
         batch = await Batch.create(http, urls[number % len(urls)], flags.lines, flags.line_tokens)
         started = await batch.until(urls[0], more_than=0)
         first = started["request_counts"]["completed"]
-    arrivals_s = poisson_arrivals(flags.rate, flags.spoken, seed=number)
     began_s = asyncio.get_running_loop().time()
-    exchanges = await open_loop(lambda prompt: next(turn).send(prompt), arrivals_s)
+    if flags.pause_s:
+        exchanges = await _one_by_one(turn, flags, random.Random(number))
+    else:
+        arrivals_s = poisson_arrivals(flags.rate, flags.spoken, seed=number)
+        exchanges = await open_loop(lambda prompt: next(turn).send(prompt), arrivals_s)
     took_s = asyncio.get_running_loop().time() - began_s
     for answer in (exchange.answer() for exchange in exchanges):
         if answer.error or not answer.audio:
@@ -147,6 +151,15 @@ async def _round(
             sys.exit(f"the batch ended before the round did ({last['status']}); give it more --lines or --line-tokens")
         speech.lines_per_s.append((last["request_counts"]["completed"] - first) / took_s)
         await batch.cancel(urls[0])
+
+
+async def _one_by_one(turn: Iterator[Gateway], flags: argparse.Namespace, times: random.Random) -> list[Exchange]:
+    """Answers that are alone with the batch, at moments that do not follow its steps."""
+    exchanges = list[Exchange]()
+    for number in range(flags.spoken):
+        await asyncio.sleep(flags.pause_s * times.uniform(0.8, 1.2))
+        exchanges.append(await next(turn).send(PROMPTS[number % len(PROMPTS)]))
+    return exchanges
 
 
 async def killed(
