@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from quartet.v1 import stream_pb2, thinker_pb2
 from services.common.errors import InvalidInput
 from services.common.rpc.call import Call
-from services.common.sampling_limits import WHOLE_VOCABULARY
+from services.common.sampling_limits import BACKGROUND_PRIORITY, WHOLE_VOCABULARY
 from services.common.stream.output_stream import OutputStream
 from services.thinker import beams, logprobs
 from services.thinker.beams import Beam, BeamRun
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 SUBSCRIPTION_TIMEOUT_S = 10.0  # longest wait for the consumer of an output stream
+_BACKGROUND_PERIOD_S = 0.1
 _ANY_MARKERS = ToolCallMarkers("<tool_call>", "</tool_call>")  # a forced call has none around it
 
 
@@ -119,7 +120,8 @@ class Generation:
         return thinker_pb2.GenerateResponse(prompt=info)
 
     async def answer(self) -> AsyncGenerator[thinker_pb2.GenerateResponse]:
-        """The prompt's log-probabilities, if they are requested, then a delta for each step."""
+        """The prompt's log-probabilities, if they are requested, then a delta for each step; in the background one for
+        several, since to pass each on would take time from others."""
         start, prompt = self.start, self._prompt
         deltas, forwarder = self._writer(), self._forwarder()
         subscription = forwarder.subscription if forwarder else None
@@ -147,6 +149,8 @@ class Generation:
                 if forwarder and deltas.has_calls:
                     forwarder.close()  # a named parser's calls may begin with another token
                 self._count(step, deltas)
+                if start.priority >= BACKGROUND_PRIORITY and step.finish_reason is None:
+                    await asyncio.sleep(_BACKGROUND_PERIOD_S)  # vLLM gathers what comes meanwhile
         if forwarder:
             forwarder.finish()
         summary = self._summary

@@ -496,6 +496,18 @@ async def test_a_request_is_announced_unless_it_lets_others_go_first(client: Cli
     assert announced == [False, False, True]
 
 
+async def test_an_answer_in_the_background_comes_in_few_deltas(client: Client) -> None:
+    sampling = {"max_tokens": 60, "ignore_eos": True, "top_logprobs": 2}
+    expected = await client.generate(client.start("go", sampling=sampling))
+    began_s = time.monotonic()
+    answer = await client.generate(client.start("go", sampling=sampling, priority=BACKGROUND_PRIORITY))
+    assert len(answer.deltas) <= 2 + (time.monotonic() - began_s) / 0.1
+    assert (answer.text, answer.token_ids) == (expected.text, expected.token_ids)
+    counted = [len([each for delta in one.deltas for each in delta.logprobs]) for one in (answer, expected)]
+    assert counted == [60, 60]
+    assert answer.summary.completion_tokens == 60
+
+
 async def test_no_socket_between_its_processes_is_open_to_others(client: Client) -> None:
     thinker = psutil.Process(client.process.pid)
     processes = (thinker, *thinker.children(recursive=True))
