@@ -57,7 +57,8 @@ def let_others_go_first(directory: Path) -> None:
         others = (
             each for each in self.requests.values() if each.priority < BACKGROUND_PRIORITY and each.status in active
         )
-        self.background_waits = turns.gives_way(next(others, None) is not None)
+        # without requests a step tells the workers of those that have ended, and waits for nobody
+        self.background_waits = bool(self.requests) and turns.gives_way(next(others, None) is not None)
         if self.background_waits:
             step = self.current_step + 1  # which this call begins
             for request in self.running:
