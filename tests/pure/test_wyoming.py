@@ -239,6 +239,7 @@ async def test_an_error_in_mid_sound_ends_the_sound(gateway, server):
         await client.send(SynthesizeStart(), SynthesizeChunk(TEXT), SynthesizeStop())
         events = await client.until("synthesize-stopped")
         assert types(events) == ["audio-start", "audio-chunk", "error", "audio-stop", "synthesize-stopped"]
+        gateway.scripts["talker"].hold = True  # a talker waits for words, and the script would not
         await client.send(SynthesizeStart(), SynthesizeChunk("?!"), SynthesizeStop())
         error, end = await client.until("synthesize-stopped")
         assert ("nothing to say" in error.data["text"], end.type) == (True, "synthesize-stopped")
