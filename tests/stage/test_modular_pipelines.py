@@ -323,4 +323,4 @@ def test_components_can_be_offloaded(dit: Bench) -> None:
             hooked = {hook.model for hook in offloaded.engine.models.pipeline._all_hooks}
             assert offloaded.engine.models.pipeline.unet in hooked
             (made,) = offloaded.make(order(offloaded, fields))
-    assert torch.equal(made, wanted)
+    torch.testing.assert_close(made, wanted, rtol=0, atol=1e-5)  # MKL's sums depend on where in memory weights lie
