@@ -19,6 +19,7 @@ class Refusing(thinker_pb2_grpc.ThinkerServiceServicer):
         self.admission.open()
 
     async def Generate(self, request_iterator, context):
+        await anext(request_iterator)  # as a stage does: a client that still writes may not see why it is refused
         async with serve_call("thinker", "r-1", context, self.admission):
             raise self.error
         yield
