@@ -28,6 +28,7 @@ from rich.table import Table
 from benchmarks import speech
 from benchmarks.simulation.calibration import FRAMES, THIS_MACHINE, TOKENS, Measured, costs_of
 from benchmarks.simulation.closed_loop import Length, simulate
+from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.decoder import pieces
 from benchmarks.systems.holdings import scrape_of
 from benchmarks.systems.processes import Groups, system_pids
@@ -45,9 +46,9 @@ console = Console(width=140, soft_wrap=True)
 
 @dataclass
 class Rounds:
-    """What one number of streams came to, in all rounds. `shared_by`: means of steps, by stage, one of each round."""
+    """What one number of streams came to: one entry of each round. `shared_by`: means of steps, by stage."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[list[Answer]] = field(default_factory=list)
     figures: list[Figures] = field(default_factory=list)
     shared_by: list[dict[str, float]] = field(default_factory=list)
 
@@ -57,14 +58,15 @@ class Rounds:
             self._cpu_s("gateway"), (each.client_cpu_s_per_request for each in self.figures), strict=True
         )
         cpu_ms["gateway"] = 1000 * statistics.mean([gateway + client for gateway, client in with_clients])
+        answers = [answer for each in self.answers for answer in each]
         figures = {
-            "TTFA ms": statistics.median(first_audio_ms(self.answers)),
-            "total ms": statistics.median(1000 * (answer.done_s - answer.sent_s) for answer in self.answers),
-            "frames/s": sum(answer.frames for answer in self.answers) / sum(each.wall_s for each in self.figures),
+            "TTFA ms": statistics.median(first_audio_ms(answers)),
+            "total ms": statistics.median(1000 * (answer.done_s - answer.sent_s) for answer in answers),
+            "frames/s": sum(answer.frames for answer in answers) / sum(each.wall_s for each in self.figures),
         }
         shared_by = {stage: statistics.mean([each[stage] for each in self.shared_by]) for stage in _STEPS}
         prefill_ms = statistics.mean([each.stages["talker"]["prefill_ms"] for each in self.figures])
-        return Measured(streams, _lengths(self.answers), figures, shared_by, cpu_ms, prefill_ms)
+        return Measured(streams, [_lengths(each) for each in self.answers], figures, shared_by, cpu_ms, prefill_ms)
 
     def _cpu_s(self, process: str) -> list[float]:
         return [each.cpu_s_per_request[process] for each in self.figures]
@@ -85,7 +87,7 @@ async def measure(
                 before = {stage: scrape_of(run_directory, stage) for stage in _STEPS}
                 load = closed_loop(gateway.send, count, requests)
                 answers, figures = await speech.measured(at, rate_hz, load, Exchange.answer)
-                rounds[count].answers += answers
+                rounds[count].answers.append(answers)
                 rounds[count].figures.append(figures)
                 rounds[count].shared_by.append(_shared_by(before, run_directory, _lengths(answers)))
     finally:
@@ -113,11 +115,19 @@ def compare(runs: list[Measured], cores: int) -> list[dict[str, Any]]:
     """A row for each figure of each load."""
     costs, rows = costs_of(runs[0], runs[-1], cores), list[dict[str, Any]]()
     for run in runs:
-        simulated = simulate(costs, THIS_MACHINE, run.streams, run.answers, cores)
+        simulated = _simulated(run, costs, cores)
         for name, measured in run.figures.items():
             row = {"streams": run.streams, "figure": name, "measured": measured, "simulated": simulated[name]}
             rows.append(row | {"difference": simulated[name] / measured - 1})
     return rows
+
+
+def _simulated(run: Measured, costs: Costs, cores: int) -> dict[str, float]:
+    """Each round begins and ends with fewer streams, as the measured one does."""
+    rounds = [simulate(costs, THIS_MACHINE, run.streams, answers, cores) for answers in run.rounds]
+    frames = [sum(frames for _, frames in answers) for answers in run.rounds]
+    figures = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    return figures | {"frames/s": statistics.harmonic_mean([each["frames/s"] for each in rounds], frames)}
 
 
 def show(rows: list[dict[str, Any]]) -> None:

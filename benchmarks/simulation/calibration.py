@@ -23,6 +23,7 @@ class Measured:
     """A load on the real system, of so many `streams` at a time.
 
     Attributes:
+        rounds: the answers of each.
         figures: as `simulate` has them.
         shared_by: by stage, answers that shared a step; of code2wav, codec frames. The means.
         cpu_ms: CPU time of an answer, by stage; "gateway": of the gateway and of the clients.
@@ -30,11 +31,16 @@ class Measured:
     """
 
     streams: int
-    answers: Sequence[Length]
+    rounds: Sequence[Sequence[Length]]
     figures: dict[str, float]
     shared_by: dict[str, float]
     cpu_ms: dict[str, float]
     talker_prefill_ms: float
+
+    @property
+    def answers(self) -> list[Length]:
+        """Of all rounds."""
+        return [answer for each in self.rounds for answer in each]
 
     def step_ms(self, stage: str) -> float:
         """CPU time of a step, all that the stage does beside it included."""

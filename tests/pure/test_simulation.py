@@ -270,7 +270,7 @@ def test_flags_that_are_refused(flags: list[str], reason: str, capsys: pytest.Ca
 
 def measured(streams: int, shared_by: dict[str, float], cpu_ms: dict[str, float], ttfa_ms: float) -> Measured:
     figures = {"TTFA ms": ttfa_ms, "total ms": 200.0, "frames/s": 20.0}
-    return Measured(streams, [(40, 60)] * 16, figures, shared_by, cpu_ms, talker_prefill_ms=3.0)
+    return Measured(streams, [[(40, 60)] * 16], figures, shared_by, cpu_ms, talker_prefill_ms=3.0)
 
 
 ONE = measured(
