@@ -26,9 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import speech
-from benchmarks.simulation.calibration import FRAMES, THIS_MACHINE, TOKENS, Measured, costs_of
-from benchmarks.simulation.closed_loop import Length, simulate
-from benchmarks.simulation.costs import Costs
+from benchmarks.simulation.calibration import FRAMES, TOKENS, Measured, costs_of
+from benchmarks.simulation.closed_loop import Length
 from benchmarks.simulation.decoder import pieces
 from benchmarks.systems.holdings import scrape_of
 from benchmarks.systems.processes import Groups, system_pids
@@ -115,19 +114,11 @@ def compare(runs: list[Measured], cores: int) -> list[dict[str, Any]]:
     """A row for each figure of each load."""
     costs, rows = costs_of(runs[0], runs[-1], cores), list[dict[str, Any]]()
     for run in runs:
-        simulated = _simulated(run, costs, cores)
+        simulated = run.simulated(costs, cores)
         for name, measured in run.figures.items():
             row = {"streams": run.streams, "figure": name, "measured": measured, "simulated": simulated[name]}
             rows.append(row | {"difference": simulated[name] / measured - 1})
     return rows
-
-
-def _simulated(run: Measured, costs: Costs, cores: int) -> dict[str, float]:
-    """Each round begins and ends with fewer streams, as the measured one does."""
-    rounds = [simulate(costs, THIS_MACHINE, run.streams, answers, cores) for answers in run.rounds]
-    frames = [sum(frames for _, frames in answers) for answers in run.rounds]
-    figures = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-    return figures | {"frames/s": statistics.harmonic_mean([each["frames/s"] for each in rounds], frames)}
 
 
 def show(rows: list[dict[str, Any]]) -> None:

@@ -47,6 +47,13 @@ class Measured:
         made = statistics.mean(tokens if stage == "thinker" else frames for tokens, frames in self.answers)
         return self.cpu_ms[stage] * self.shared_by[stage] / made
 
+    def simulated(self, costs: Costs, cores: int) -> dict[str, float]:
+        """Its figures by `simulate`, of each round alone: each begins and ends with fewer streams."""
+        rounds = [simulate(costs, THIS_MACHINE, self.streams, answers, cores) for answers in self.rounds]
+        frames = [sum(frames for _, frames in answers) for answers in self.rounds]
+        figures = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+        return figures | {"frames/s": statistics.harmonic_mean([each["frames/s"] for each in rounds], frames)}
+
 
 def costs_of(one: Measured, most: Measured, cores: int) -> Costs:
     """Of `one`, steps alone, and what a request and the way of its first sound cost; of `most`, what each further
@@ -82,7 +89,6 @@ def costs_of(one: Measured, most: Measured, cores: int) -> Costs:
         decoder_step_frames=CPU_STEP_FRAMES,
     )
     for _ in range(_TRIES):
-        simulated = simulate(costs, THIS_MACHINE, one.streams, one.answers, cores)
-        late_ms = one.figures["TTFA ms"] - simulated["TTFA ms"]
+        late_ms = one.figures["TTFA ms"] - one.simulated(costs, cores)["TTFA ms"]
         costs = costs.with_values(way_ms=max(0.0, costs.way_ms + late_ms / _WAYS))
     return costs
