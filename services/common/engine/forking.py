@@ -93,25 +93,25 @@ def serve(work: Callable[[socket.socket], object]) -> NoReturn:
     poll.register(_CONTROL, select.POLLIN)
     poll.register(woken, select.POLLIN)
     while True:
-        for descriptor, _ in poll.poll():
-            if descriptor == woken:
-                os.read(woken, 4096)
-                for ended in [key for key, (_, pid) in running.items() if os.waitpid(pid, os.WNOHANG)[0]]:
-                    with contextlib.suppress(KeyError):
-                        poll.unregister(ended)
-                    running.pop(ended)[0].close()
-            elif descriptor != _CONTROL:
-                os.kill(running[descriptor][1], signal.SIGKILL)
-                poll.unregister(descriptor)
-            elif received := socket.recv_fds(control, 1, 1)[1]:
-                connection = socket.socket(fileno=received[0])
-                pid = _fork(work, connection, [_CONTROL, woken, wake, *running])
-                running[connection.fileno()] = connection, pid
-                poll.register(connection, select.POLLRDHUP)
-            else:
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        for left in ready & running.keys():  # before the ended: a client often leaves as its process ends
+            os.kill(running[left][1], signal.SIGKILL)
+            poll.unregister(left)
+        if woken in ready:
+            os.read(woken, 4096)
+            for ended in [key for key, (_, pid) in running.items() if os.waitpid(pid, os.WNOHANG)[0]]:
+                with contextlib.suppress(KeyError):  # its client has left
+                    poll.unregister(ended)
+                running.pop(ended)[0].close()
+        if _CONTROL in ready:
+            if not (received := socket.recv_fds(control, 1, 1)[1]):
                 for _, pid in running.values():
                     os.kill(pid, signal.SIGKILL)
                 os._exit(0)
+            connection = socket.socket(fileno=received[0])
+            pid = _fork(work, connection, [_CONTROL, woken, wake, *running])
+            running[connection.fileno()] = connection, pid
+            poll.register(connection, select.POLLRDHUP)
 
 
 def _fork(work: Callable[[socket.socket], object], connection: socket.socket, others: Sequence[int]) -> int:
