@@ -10,7 +10,7 @@ from benchmarks.simulation.cell import Cell, Counts
 from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.gpus import Gpu
 from benchmarks.simulation.sessions import Sessions
-from benchmarks.simulation.shared_cores import SharedCores
+from benchmarks.simulation.shared_cores import APART, Cores, SharedCores
 from benchmarks.simulation.turn import Session, Turn
 
 ONE_OF_EACH = Counts(1, 1, 1, 1)
@@ -48,9 +48,7 @@ class ClosedLoop(Sessions):
             turn.start()
 
 
-def simulate(
-    costs: Costs, gpu: Gpu, streams: int, answers: Sequence[Length], cores: float = math.inf
-) -> dict[str, float]:
+def simulate(costs: Costs, gpu: Gpu, streams: int, answers: Sequence[Length], cores: Cores = APART) -> dict[str, float]:
     """TTFA and total (p50, ms), and codec frames a second of all streams, with one replica of each stage.
 
     Args:
@@ -61,8 +59,9 @@ def simulate(
     """
     clock = SharedCores(cores)
     cell = Cell(costs, gpu, ONE_OF_EACH, 0, Random(0), clock=clock)
-    clock.processes += [machine.process.engine.works for machine in cell.machines.values()]
-    clock.processes += [gateway.core.works for gateway in cell.gateways]
+    for machine in cell.machines.values():
+        clock.processes.append((machine.process.engine.works, cores.alone(machine.kind)))
+    clock.processes += [(gateway.core.works, cores.alone("gateway")) for gateway in cell.gateways]
     began_s = clock.wall_s
     cell.sessions = loop = ClosedLoop(cell, streams, answers)
     while len(loop.total_s) < len(answers):

@@ -23,6 +23,7 @@ from benchmarks.simulation.engine import Engine
 from benchmarks.simulation.faults import WHATS, Fault, What, plan
 from benchmarks.simulation.gateway import Core
 from benchmarks.simulation.gpus import Gpu, Steps
+from benchmarks.simulation.shared_cores import Cores
 from benchmarks.simulation.whole import sessions_of_cells
 from gateway.pipeline.replica import Replica
 from gateway.pipeline.stage import Stage
@@ -269,7 +270,7 @@ def test_flags_that_are_refused(flags: list[str], reason: str, capsys: pytest.Ca
 
 
 def measured(streams: int, shared_by: dict[str, float], cpu_ms: dict[str, float], ttfa_ms: float) -> Measured:
-    figures = {"TTFA ms": ttfa_ms, "total ms": 200.0, "frames/s": 20.0}
+    figures = {"TTFA ms": ttfa_ms, "total ms": 200.0, "frames/s": 300.0}
     return Measured(streams, [[(40, 60)] * 16], figures, shared_by, cpu_ms, talker_prefill_ms=3.0)
 
 
@@ -289,31 +290,41 @@ EIGHT = measured(
 
 def test_a_machine_is_simulated_by_what_was_measured_on_it() -> None:
     """Steps are those of its runs, and with one stream nobody waits for another one."""
-    costs = costs_of(ONE, EIGHT, cores=8)
+    costs, cores = costs_of(ONE, EIGHT, 8)
     steps, tokens, positions = Steps(costs, THIS_MACHINE), PROMPT_TOKENS + TOKENS, PROMPT_TOKENS + FRAMES / 2
     for run in (ONE, EIGHT):
         thinkers, talkers, frames = (run.shared_by[stage] for stage in ("thinker", "talker", "code2wav"))
-        assert steps.thinker(round(thinkers), thinkers * tokens) == pytest.approx(run.step_ms("thinker") / 1000)
-        assert steps.talker(round(talkers), talkers * positions) == pytest.approx(run.step_ms("talker") / 1000)
-        assert steps.decoder(round(frames)) == pytest.approx(run.step_ms("code2wav") / 1000)
-    alone = simulate(costs, THIS_MACHINE, 1, ONE.answers, cores=8)
-    assert alone["TTFA ms"] == pytest.approx(40, abs=2)
-    assert alone["total ms"] == pytest.approx(40 + 59 * 2.5, rel=0.15)
-    eight = simulate(costs, THIS_MACHINE, 8, EIGHT.answers, cores=8)
-    assert 1.5 < eight["frames/s"] / alone["frames/s"] < 8
+        seconds = {
+            "thinker": steps.thinker(round(thinkers), thinkers * tokens),
+            "talker": steps.talker(round(talkers), talkers * positions),
+            "code2wav": steps.decoder(round(frames)),
+        }
+        for stage, alone_s in seconds.items():
+            assert 1000 * alone_s * cores.alone(stage) == pytest.approx(run.step_ms(stage))
+    alone = ONE.simulated(costs, cores)
+    assert alone == pytest.approx(ONE.figures, rel=0.05)
+    assert 1.5 < EIGHT.simulated(costs, cores)["frames/s"] / alone["frames/s"] < 8
 
 
 def test_processes_that_share_cores_make_no_more_than_the_cores_do() -> None:
-    costs, answers = costs_of(ONE, EIGHT, cores=8), EIGHT.answers
-    apart, shared = (simulate(costs, THIS_MACHINE, 8, answers, cores) for cores in (math.inf, 1))
+    (costs, _), answers = costs_of(ONE, EIGHT, 1), EIGHT.answers
+    apart, shared = (simulate(costs, THIS_MACHINE, 8, answers, Cores(count)) for count in (math.inf, 1))
     assert shared["frames/s"] < 0.7 * apart["frames/s"]
     assert shared["total ms"] > 1.4 * apart["total ms"]
     one_core_ms = sum(EIGHT.cpu_ms.values())
     assert shared["frames/s"] == pytest.approx(60 / (one_core_ms / 1000), rel=0.15)
 
 
+@pytest.mark.parametrize("wanted", [[1.0], [0.7, 0.7], [1.2, 1.2, 2.0], [1.0, 1.0, 1.0, 0.5]])
+def test_processes_are_slower_by_the_moments_at_which_others_want_the_same_cores(wanted: list[float]) -> None:
+    random, count, moments, used = Random(1), 2, 20_000, 0
+    for _ in range(moments):
+        used += sum(any(random.random() < each / count for each in wanted) for _ in range(count))
+    assert Cores(count).slowdown(wanted) == pytest.approx(sum(wanted) * moments / used, rel=0.03)
+
+
 def test_an_answer_has_not_ended_before_its_text_has() -> None:
-    costs = costs_of(ONE, EIGHT, cores=8)
+    costs, _ = costs_of(ONE, EIGHT, 8)
     short = simulate(costs, THIS_MACHINE, 1, [(40, 2)] * 4)
     assert short["total ms"] > 39 * ONE.step_ms("thinker")
 
