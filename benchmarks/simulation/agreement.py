@@ -1,9 +1,9 @@
 """The simulation beside the real thing: 1 to 8 streams on this machine, measured as `make bench` does, and simulated.
 
 Of the run with one stream the simulation gets the CPU time of a step of each stage, the way of the first sound, and how
-much of the cores a process uses that works alone, so what it says of one stream is no prediction. Of the run with the
-most streams it gets what each further answer adds to a step. All else it finds itself: who waits for whom, which
-answers share a step, how many processes share the cores, and what comes of it.
+much of the cores a step of thinker or talker uses that runs alone, so what it says of one stream is no prediction. Of
+the run with the most streams it gets what each further answer adds to a step. All else it finds itself: who waits for
+whom, which answers share a step, how many processes share the cores, and what comes of it.
 
 Loads are short and take turns, in one order and then in the other: machines that others share are faster in one minute
 than in the next.
