@@ -1,4 +1,5 @@
-// A conversation by the OpenAI Agents SDK in a browser, over WebRTC: `call(url, apiKey, speech)` resolves to its report.
+// A conversation by the OpenAI Agents SDK in a browser, over WebRTC: `call(url, apiKey, speech, most_ms)` resolves to its
+// report, after `most_ms` to that of what there was.
 // See README.md.
 
 import { OpenAIRealtimeWebRTC, RealtimeAgent, RealtimeSession, tool } from './openai-realtime-agents.mjs';
@@ -43,8 +44,8 @@ function ear(context, stream) {
   };
 }
 
-export async function call(url, apiKey, speech) {
-  const report = { calls: [], done: [], buffer: [], truncated_ms: [], heard_ms: [], errors: [] };
+export async function call(url, apiKey, speech, most_ms) {
+  const report = { events: [], calls: [], done: [], buffer: [], truncated_ms: [], heard_ms: [], errors: [] };
   const context = new AudioContext();
   const { stream, say } = await microphone(context, speech);
   const audioElement = document.body.appendChild(document.createElement('audio'));
@@ -64,18 +65,25 @@ export async function call(url, apiKey, speech) {
   const session = new RealtimeSession(agent, { transport, config });
   let [listen, ended] = [() => 0, () => {}];
   const end = new Promise((resolve) => (ended = resolve));
+  // Not before the response to the tool's result: should that come late, it would begin while the user speaks.
+  let [spoke, answered] = [() => {}, () => {}];
+  const half_second = new Promise((resolve) => (spoke = () => setTimeout(resolve, 500)));
+  Promise.all([half_second, new Promise((resolve) => (answered = resolve))]).then(() => say('second'));
   audioElement.addEventListener('playing', () => (listen = ear(context, audioElement.srcObject)), { once: true });
   session.on('error', ({ error }) => report.errors.push(JSON.stringify(error)));
   session.on('transport_event', (event) => {
+    if (!event.type.endsWith('.delta')) report.events.push(`${Math.round(performance.now())} ${event.type}`);
     if (event.type === 'conversation.item.truncated') report.truncated_ms.push(event.audio_end_ms);
-    if (event.type === 'response.done')
+    if (event.type === 'response.done') {
       report.done.push(event.response.status_details?.reason ?? event.response.status);
+      if (report.done.length === 2) answered();
+    }
     if (!event.type.startsWith('output_audio_buffer.')) return;
     const what = event.type.split('.')[1];
     report.buffer.push(what);
     const answers = report.buffer.filter((each) => each === 'started').length;
     if (what === 'started') listen();
-    if (what === 'started' && answers === 1) setTimeout(() => say('second'), 500);
+    if (what === 'started' && answers === 1) spoke();
     if (what !== 'started') report.heard_ms.push(listen());
     if (what === 'stopped' && answers === 2) say('third');
     if (what === 'stopped' && answers === 3) ended();
@@ -83,6 +91,10 @@ export async function call(url, apiKey, speech) {
   session.transport.on('connection_change', (status) => {
     if (status === 'disconnected') ended();
   });
+  setTimeout(() => {
+    report.errors.push(`no end after ${most_ms} ms`);
+    ended();
+  }, most_ms);
   await session.connect({ apiKey });
   report.callId = transport.callId;
   say('first');

@@ -76,10 +76,10 @@ async def _talk(server: CallServer, pages: str) -> dict[str, Any]:
         page = await chrome.new_page()
         page.set_default_timeout(GUARD_MS)
         await page.goto(pages)
-        program = "async ([url, key, speech]) => (await import('./agents_call.mjs')).call(url, key, speech)"
+        program = "async (given) => (await import('./agents_call.mjs')).call(...given)"
         url = f"{server.gateway.url}/v1/realtime/calls"
         async with asyncio.timeout(GUARD_MS / 1000):
-            return await page.evaluate(program, [url, secret, speech])
+            return await page.evaluate(program, [url, secret, speech, GUARD_MS / 2])
 
 
 @pytest.mark.usefixtures("long_answers")
@@ -89,7 +89,7 @@ async def _talk(server: CallServer, pages: str) -> dict[str, Any]:
 async def test_the_agents_sdk_in_a_browser(pages: str, network: Network | None) -> None:
     async with call_server(network, realtime_speculation=False, allowed_origins=[pages]) as server:
         report = await _talk(server, pages)
-        assert report["errors"] == []
+        assert report["errors"] == [], report["events"]
         assert report["calls"] == [{"on": True}]
         assert report["done"][2:] == ["completed"] * 2
         assert set(report["done"][:2]) <= {"completed", "turn_detected"}  # most are done long before they are heard
