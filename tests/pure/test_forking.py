@@ -13,7 +13,7 @@ from services.common.engine.forking import HELLO, ForkServer
 ECHO = (
     "from services.common.engine.forking import serve; serve(lambda connection: connection.sendall(connection.recv(9)))"
 )
-GUARD_S = 60.0
+GUARD_S, ROUNDS = 60.0, 20
 
 
 @pytest.fixture
@@ -35,20 +35,35 @@ def ask(connection: socket.socket, word: bytes) -> None:
     assert connection.recv(9) == word
 
 
-def test_a_client_that_leaves_as_its_process_ends_ends_no_other(server: ForkServer) -> None:
-    with connect(server) as first, connect(server) as second, connect(server) as third:
-        process = psutil.Process(server.pid)
-        (child, *_) = sorted(process.children(), key=lambda each: each.pid)
-        process.suspend()  # so that it sees both at once
+def until(process: psutil.Process, status: str) -> None:
+    while process.status() != status:
+        time.sleep(0.001)
+
+
+def end_as_the_client_leaves(server: ForkServer) -> None:
+    """So that the process that forks may see both at once: in about half of the cases."""
+    process, before = psutil.Process(server.pid), set(psutil.Process(server.pid).children())
+    with connect(server) as connection:
+        (child,) = set(process.children()) - before
+        process.suspend()
         try:
-            ask(first, b"one")
-            while child.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.001)
-            first.close()
+            until(process, psutil.STATUS_STOPPED)
+            ask(connection, b"one")
+            until(child, psutil.STATUS_ZOMBIE)
+            connection.close()
         finally:
             process.resume()
+    while child.is_running():
+        time.sleep(0.001)
+
+
+def test_a_client_that_leaves_as_its_process_ends_ends_no_other(server: ForkServer) -> None:
+    with connect(server) as second, connect(server) as third:
+        own_id = server.pid
+        for _ in range(ROUNDS):
+            end_as_the_client_leaves(server)
         with connect(server) as fourth:
             ask(fourth, b"four")
         ask(second, b"two")
-        assert server.pid == process.pid
+        assert server.pid == own_id
         third.close()  # before it has an answer
