@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import structlog
 from rich.console import Console
 from rich.table import Table
@@ -34,7 +33,7 @@ from benchmarks.simulation.closed_loop import Length
 from benchmarks.simulation.decoder import pieces
 from benchmarks.systems.holdings import scrape_of
 from benchmarks.systems.processes import Groups, system_pids
-from benchmarks.traffic.answer import Answer
+from benchmarks.traffic.answer import Answer, Prompt
 from benchmarks.traffic.client import Exchange, Gateway, Wish
 from benchmarks.traffic.figures import Figures, first_audio_ms
 from benchmarks.traffic.load import PROMPTS, closed_loop
@@ -82,7 +81,7 @@ async def measure(
     try:
         rate_hz = (await gateway.facts())["sample_rate_hz"]
         await closed_loop(gateway.send, max(streams), max(*streams, len(PROMPTS)))  # warm-up; does not count
-        await _compile_a_grammar(at)
+        await _compile_a_grammar(at.url)
         for number in range(options.rounds):
             for count in streams if number % 2 else streams[::-1]:
                 requests = min(options.requests, max(3 * count, len(PROMPTS)))
@@ -98,18 +97,23 @@ async def measure(
     return [rounds[count].measured(count) for count in streams]
 
 
-async def _compile_a_grammar(at: speech.Target) -> None:
+class _Structured(Wish):
+    """Whose text has a grammar."""
+
+    def body(self, model: str, prompt: Prompt) -> dict[str, Any]:
+        schema = {"name": "answer", "schema": {"type": "object"}}
+        return super().body(model, prompt) | {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+async def _compile_a_grammar(url: str) -> None:
     """The process that does it takes seconds of a core to start, by itself in a minute of the measurement."""
-    schema = {"name": "answer", "schema": {"type": "object"}}
-    asked = {
-        "messages": [{"role": "user", "content": PROMPTS[0]}],
-        "max_tokens": 1,
-        "modalities": ["text"],
-        "response_format": {"type": "json_schema", "json_schema": schema},
-    }
-    async with httpx.AsyncClient(base_url=at.url, timeout=600) as client:
-        model = (await client.get("/v1/models")).json()["data"][0]["id"]
-        (await client.post("/v1/chat/completions", json={"model": model} | asked)).raise_for_status()
+    gateway = Gateway(url, _Structured(TOKENS, FRAMES, 0.0, 0))
+    try:
+        await gateway.facts()
+        if error := (await gateway.send(PROMPTS[0])).answer().error:
+            raise RuntimeError(f"a grammar was not compiled: {error}")
+    finally:
+        await gateway.close()
 
 
 def _lengths(answers: list[Answer]) -> list[Length]:

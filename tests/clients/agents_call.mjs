@@ -1,5 +1,5 @@
-// A conversation by the OpenAI Agents SDK in a browser, over WebRTC: `call(url, apiKey, speech, most_ms)` resolves to its
-// report, after `most_ms` to that of what there was.
+// A conversation by the OpenAI Agents SDK in a browser, over WebRTC: `call(url, apiKey, speech, most_ms)` resolves to
+// its report, after `most_ms` to that of what there was.
 // See README.md.
 
 import { OpenAIRealtimeWebRTC, RealtimeAgent, RealtimeSession, tool } from './openai-realtime-agents.mjs';
@@ -67,8 +67,8 @@ export async function call(url, apiKey, speech, most_ms) {
   const end = new Promise((resolve) => (ended = resolve));
   // Not before the response to the tool's result: should that come late, it would begin while the user speaks.
   let [spoke, answered] = [() => {}, () => {}];
-  const half_second = new Promise((resolve) => (spoke = () => setTimeout(resolve, 500)));
-  Promise.all([half_second, new Promise((resolve) => (answered = resolve))]).then(() => say('second'));
+  const halfSecond = new Promise((resolve) => (spoke = () => setTimeout(resolve, 500)));
+  Promise.all([halfSecond, new Promise((resolve) => (answered = resolve))]).then(() => say('second'));
   audioElement.addEventListener('playing', () => (listen = ear(context, audioElement.srcObject)), { once: true });
   session.on('error', ({ error }) => report.errors.push(JSON.stringify(error)));
   session.on('transport_event', (event) => {
